@@ -78,6 +78,15 @@ impl ErrorResponse {
         self.status == StatusCode::GATEWAY_TIMEOUT
     }
 
+    /// The answer after work that the host may not answer for any more, since its lease is unsure.
+    pub(crate) fn unknown_outcome() -> Self {
+        Self::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "this host is not sure that the sandbox is still its own, and the outcome of this request is unknown: \
+             read the state of the sandbox before you send it again",
+        )
+    }
+
     /// A refusal for a budget: 429 for a client's own, 503 for one of all clients together.
     pub(crate) fn over_budget(excess: BudgetExcess) -> Self {
         let status = match excess.owner {

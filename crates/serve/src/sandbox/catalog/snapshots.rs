@@ -22,6 +22,7 @@ use crate::sandbox::records::record::{
 };
 use crate::sandbox::records::store::StoredSnapshot;
 use crate::sandbox::request_body::unknown_fields::UnknownFields;
+use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 use crate::sandbox::tenants::entry_size::check_inherited;
 use crate::sandbox::tenants::quota::SnapshotReservation;
 
@@ -95,10 +96,13 @@ impl Sandboxes {
     ) -> Result<SnapshotRecord, ErrorResponse> {
         let name = format!("snap-{}", record.id);
         let (this, to) = (self.clone(), state_reference(&self.config.dir, &name));
+        let own = sandbox.clone();
         let saving = self.with(&sandbox, move |session| {
             let to: Reference = to.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
             let bytes = own_bytes(&saved);
+            // An upload to the store of a fleet waits for the network.
+            own.commands.with_turn(CpuTurn::rest);
             Ok((this.ledger.save_state(&this.config.dir, &saved, bytes)?, bytes))
         });
         let named = match saving.await {

@@ -204,4 +204,38 @@ impl Sandboxes {
         (sandbox.charge, sandbox.base) = (charge, base);
         Ok(sandbox)
     }
+
+    /// Forks a sandbox into new sandboxes.
+    pub(crate) async fn fork(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        count: usize,
+        time: Duration,
+    ) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
+        self.memory.admit(count).await?;
+        let more = sandbox.charge.expected().saturating_mul(count as u64);
+        self.check_memory(&sandbox.tenant, more)?;
+        let own = sandbox.clone();
+        let forking = self.with(sandbox, move |session| {
+            let forks = session.fork(count).map_err(|e| refused(&e))?;
+            // Before any other operation: a sandbox with forks is not saved and dropped.
+            own.note_checkpoints(session);
+            Ok((forks, own.fork_group(), own.has_checkpoints.load(Ordering::Relaxed)))
+        });
+        let (forks, fork_group, has_checkpoints) = forking.await?;
+        let due = forks.first().and_then(next_event);
+        let times = self.lifetime(time, sandbox.lifetime().pause_at_end);
+        let mut made = Vec::with_capacity(forks.len());
+        for session in forks {
+            let of = (sandbox.template.clone(), sandbox.base.clone());
+            let settings = sandbox.present_settings();
+            let fork = Arc::new(self.assemble(&sandbox.tenant, of, settings, session, times)?);
+            fork.join(&fork_group);
+            fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
+            made.push(fork);
+        }
+        self.admit(made.clone()).await?;
+        made.iter().for_each(|fork| self.schedule_background(fork, due));
+        Ok(made)
+    }
 }

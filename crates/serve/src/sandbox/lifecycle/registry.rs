@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use afresh::{Guest, Reference, Session};
@@ -37,7 +37,7 @@ use crate::sandbox::records::record::{IMAGE, saved_id, saved_name, state_referen
 use crate::sandbox::records::remote_usage::RemoteUsage;
 use crate::sandbox::records::store::SandboxStore;
 use crate::sandbox::tenants::accounts::Accounts;
-use crate::sandbox::tenants::cpu_scheduler::CpuScheduler;
+use crate::sandbox::tenants::cpu_scheduler::{CpuScheduler, CpuTurn};
 use crate::sandbox::tenants::memory::Memory;
 use crate::sandbox::tenants::quota::Quota;
 use crate::sandbox::tenants::tenant_queue::TenantQueue;
@@ -71,7 +71,7 @@ pub(crate) struct Sandboxes {
     /// When holdings were last added to the totals.
     pub(crate) accounted: Mutex<Instant>,
     calls: TenantQueue,
-    processors: Arc<CpuScheduler>,
+    pub(crate) processors: Arc<CpuScheduler>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) measured: Mutex<Instant>,
     /// Saves of idle sandboxes, and pauses. They wait for disks and take memory.
@@ -385,9 +385,12 @@ impl Sandboxes {
             _ => None,
         };
         let (this, sandbox) = (self.clone(), sandbox.clone());
-        blocking(move || {
+        // Dropped with this future, if the client leaves before the end.
+        let client = Arc::new(());
+        let waiting_client = Arc::downgrade(&client);
+        let done = blocking(move || {
             let _place = sandbox.commands.hold(place);
-            this.take_processor(&sandbox, patience)?;
+            this.take_processor(&sandbox, patience, &waiting_client)?;
             // It may have waited for long.
             this.check_may_begin(&sandbox, &life)?;
             let wakes = kind != Operation::Slice;
@@ -402,6 +405,7 @@ impl Sandboxes {
                 }
             };
             used();
+            let has_run = matches!(&*life, Residency::Live(_));
             let result = match &mut *life {
                 Residency::Live(session) => {
                     // Earlier bytes belong to other calls.
@@ -438,11 +442,16 @@ impl Sandboxes {
                 return Err(Sandbox::not_running(&sandbox.id));
             }
             // Another host may have taken the sandbox during the call. Its state then lacks this
-            // call.
-            this.ledger.check(&*sandbox)?;
+            // call. Otherwise the call has had its effect, and is not safe to repeat.
+            this.ledger.check(&*sandbox).map_err(|refusal| match has_run {
+                true => ErrorResponse::unknown_outcome(),
+                false => refusal,
+            })?;
             result
-        })
-        .await
+        });
+        let done = done.await;
+        drop(client);
+        done
     }
 
     /// Refuses a call whose sandbox may be another host's, or whose server ends.
@@ -451,12 +460,24 @@ impl Sandboxes {
         self.check_not_ending(life)
     }
 
-    /// A processor for a call of the sandbox, waiting at most `patience` for it.
-    fn take_processor(&self, sandbox: &Sandbox, patience: Duration) -> Result<(), ErrorResponse> {
+    /// A processor for a call of the sandbox. It waits for one at most `patience`, and while the
+    /// `client` is there: another attempt of the client would run together with this one.
+    fn take_processor(
+        &self,
+        sandbox: &Sandbox,
+        patience: Duration,
+        client: &Weak<()>,
+    ) -> Result<(), ErrorResponse> {
+        let is_left = || client.strong_count() == 0;
         let weight = self.accounts.budgets().of(&sandbox.tenant).weight.unwrap_or(1);
         let (began, killed) = (Instant::now(), || sandbox.killed.load(Ordering::Relaxed));
-        let waits = || began.elapsed() < patience && !killed();
-        let Some(turn) = self.processors.enter(&sandbox.tenant, weight, waits) else {
+        let waits = || began.elapsed() < patience && !killed() && !is_left();
+        let turn = self.processors.enter(&sandbox.tenant, weight, waits);
+        if is_left() {
+            let message = "the client left before its call began";
+            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+        }
+        let Some(turn) = turn else {
             if killed() {
                 return Err(Sandbox::not_running(&sandbox.id));
             }
@@ -494,6 +515,8 @@ impl Sandboxes {
 
     fn open_saved(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
         let warm = self.template(&sandbox.template);
+        // The state may come from the store of a fleet. The next watch takes a processor again.
+        sandbox.commands.with_turn(CpuTurn::rest);
         let name = self.ledger.source(&self.config.dir, sandbox)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
@@ -555,39 +578,5 @@ impl Sandboxes {
             }
             other => Err(other.absent(&sandbox.id)),
         }
-    }
-
-    /// Forks a sandbox into new sandboxes.
-    pub(crate) async fn fork(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        count: usize,
-        time: Duration,
-    ) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
-        self.memory.admit(count).await?;
-        let more = sandbox.charge.expected().saturating_mul(count as u64);
-        self.check_memory(&sandbox.tenant, more)?;
-        let own = sandbox.clone();
-        let forking = self.with(sandbox, move |session| {
-            let forks = session.fork(count).map_err(|e| refused(&e))?;
-            // Before any other operation: a sandbox with forks is not saved and dropped.
-            own.note_checkpoints(session);
-            Ok((forks, own.fork_group(), own.has_checkpoints.load(Ordering::Relaxed)))
-        });
-        let (forks, fork_group, has_checkpoints) = forking.await?;
-        let due = forks.first().and_then(next_event);
-        let times = self.lifetime(time, sandbox.lifetime().pause_at_end);
-        let mut made = Vec::with_capacity(forks.len());
-        for session in forks {
-            let of = (sandbox.template.clone(), sandbox.base.clone());
-            let settings = sandbox.present_settings();
-            let fork = Arc::new(self.assemble(&sandbox.tenant, of, settings, session, times)?);
-            fork.join(&fork_group);
-            fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
-            made.push(fork);
-        }
-        self.admit(made.clone()).await?;
-        made.iter().for_each(|fork| self.schedule_background(fork, due));
-        Ok(made)
     }
 }

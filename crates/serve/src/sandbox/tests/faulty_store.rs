@@ -1,13 +1,14 @@
 //! A store of sandboxes that fails when a test wants it to.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
+use crate::lock::lock;
 use crate::sandbox::records::directory_store::DirectoryStore;
 use crate::sandbox::records::store::{
     SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
@@ -22,6 +23,8 @@ pub(crate) struct FaultyStore {
     pub(crate) refuses_updates: AtomicBool,
     /// The next change of a record is made, and fails.
     pub(crate) hides_update: AtomicBool,
+    /// Runs while the state of a sandbox is fetched.
+    pub(crate) on_fetch: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl FaultyStore {
@@ -32,6 +35,7 @@ impl FaultyStore {
             has_lost_lease: AtomicBool::new(false),
             refuses_updates: AtomicBool::new(false),
             hides_update: AtomicBool::new(false),
+            on_fetch: Mutex::default(),
         })
     }
 }
@@ -79,6 +83,9 @@ impl SandboxStore for FaultyStore {
     }
 
     fn source(&self, dir: &Path, sandbox: &dyn StoredSandbox) -> Result<String, ErrorResponse> {
+        if let Some(on_fetch) = &*lock(&self.on_fetch) {
+            on_fetch();
+        }
         self.records.source(dir, sandbox)
     }
 

@@ -22,7 +22,9 @@ async fn a_call_ends_with_the_lease() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     store.has_lost_lease.store(true, Ordering::Relaxed);
     let ended = tokio::time::timeout(TEST_TIMEOUT, calling).await.expect("the call runs on");
-    assert_eq!(ended.unwrap().unwrap_err().status.as_u16(), 503);
+    // It has run, so a client must not repeat it without a look.
+    let refusal = ended.unwrap().unwrap_err();
+    assert_eq!((refusal.status.as_u16(), refusal.later), (504, false));
     assert_eq!(log(&all, &sandbox, "00000002").await.unwrap_err().status.as_u16(), 503);
     // The lease is back, and the call was undone.
     store.has_lost_lease.store(false, Ordering::Relaxed);

@@ -3,6 +3,7 @@
 mod ends;
 mod faulty_store;
 mod leases;
+mod processors;
 mod refused_pauses;
 mod restarts;
 
