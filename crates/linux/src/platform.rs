@@ -49,7 +49,7 @@ pub(crate) use mapped_image::MappedImage;
 pub(crate) use mapping_room::is_memory_accounted;
 pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap};
 pub(crate) use segments::{Segment, Segments};
-pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE};
+pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE, WINDOW_LEN};
 pub(crate) use template::Origin;
 pub(crate) use trampoline::{
     CELL_LEN, HEAD_LEN, JUMP_LEN, NEAR_LEN, READ_LEN, SYSCALL, originals, trampoline_cells,

@@ -177,10 +177,10 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     calls.write(control, Continuation::Ask, BOOT_RECEIPT);
 }
 
-/// The call that maps the page of clock offsets behind the control area.
+/// The call that maps the page of clock offsets behind the control area, and the window.
 fn clock_page() -> [u64; 7] {
     let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
-    let (page, len) = (stub::CLOCK_PAGE, stub::CLOCK_PAGE_LEN as u64);
+    let (page, len) = (stub::CLOCK_PAGE, (stub::CLOCK_PAGE_LEN + stub::WINDOW_LEN) as u64);
     let (read, from) = (libc::PROT_READ as u64, stub::CONTROL_LEN as u64);
     [libc::SYS_mmap as u64, page, len, read, fixed, stub::CONTROL_FILE, from]
 }

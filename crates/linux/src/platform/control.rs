@@ -1,5 +1,5 @@
-//! The control area: memory that the sentry and the stub share, and a page that the guest can only
-//! read.
+//! The control area: memory that the sentry and the stub share, and behind it a page and a window
+//! that the guest can only read.
 //!
 //! The guest can write it at any time it runs. So the sentry copies out of it once, and treats the
 //! values as ones that a guest might have put into its registers.
@@ -13,14 +13,18 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::vdso::ClockOffsets;
 use super::{PlatformError, stub};
 
-/// Bytes of the control area and of the page behind it.
-const LEN: usize = stub::CONTROL_LEN + stub::CLOCK_PAGE_LEN;
+/// Bytes of the control area, and of the page and the window behind it.
+const LEN: usize = stub::CONTROL_LEN + stub::CLOCK_PAGE_LEN + stub::WINDOW_LEN;
+/// Offset of the window.
+const WINDOW: usize = stub::CONTROL_LEN + stub::CLOCK_PAGE_LEN;
 
 /// The sentry's mapping of a control area.
 #[derive(Debug)]
 pub(crate) struct Control {
     base: NonNull<u8>,
     file: Memfd,
+    /// Bytes of the window that may not be zero.
+    shown: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone, is not bound to a thread, and is reached through
@@ -50,7 +54,7 @@ impl Control {
         }
         .map_err(|error| PlatformError::kernel("mapping the control area", error))?;
         let base = NonNull::new(base.cast()).expect("a mapping that succeeded is not at null");
-        Ok(Self { base, file })
+        Ok(Self { base, file, shown: 0 })
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -83,6 +87,14 @@ impl Control {
         for (index, word) in offsets.encode().into_iter().enumerate() {
             self.write_word(stub::CONTROL_LEN + 8 * index, word);
         }
+    }
+
+    /// Has the window show `bytes`, followed by zeros.
+    pub(super) fn show(&mut self, bytes: &[u8]) {
+        self.write(WINDOW, bytes);
+        let rest = self.shown.saturating_sub(bytes.len());
+        self.write(WINDOW + bytes.len(), &vec![0; rest]);
+        self.shown = bytes.len();
     }
 
     pub(crate) fn write_word(&mut self, offset: usize, word: u64) {

@@ -7,10 +7,15 @@
 //! the sentry serves a call. This code makes no system call, and the filter gives it no right.
 //!
 //! A call that moves the offset of a file stores the new one among the *words*, which the guest can
-//! write. The sentry takes it over at the next event. It is a value that a call could have set.
+//! write, and one that closes a file sets its bit there. The sentry takes both over at the next
+//! event. They are values that a call could have set.
+//!
+//! The *window* behind the page has the bytes of one file, the one that was opened last. A `read`
+//! copies from there.
 //!
 //! ```text
 //! start .. commit      the words have the number and the address of the call: it can be made anew
+//! copies .. copied     they have its first two arguments, too
 //! behind the commit    the call is answered
 //! ```
 //!
@@ -29,27 +34,39 @@ pub(crate) const STAT_LEN: usize = 144;
 const ANSWERS: usize = 1024;
 /// Length of the numbers that begin the answers.
 pub(super) const NUMBERS_LEN: usize = 128;
-/// Bytes of the answers for a descriptor: number plus one, offset, size, and `struct stat`.
+/// Bytes of the answers for a descriptor: number plus one, offset, size, `struct stat`, and the
+/// number of bytes of the file in the window.
 pub(super) const DESCRIPTOR_LEN: usize = 192;
 const OFFSET: usize = 8;
 const SIZE: usize = 16;
 const STAT: usize = 24;
+pub(super) const WINDOW: usize = STAT + STAT_LEN;
+const _: () = assert!(WINDOW + 8 <= DESCRIPTOR_LEN);
 /// Length of all answers.
 pub(super) const ANSWERS_LEN: usize = NUMBERS_LEN + DESCRIPTORS * DESCRIPTOR_LEN;
 const _: () = assert!(ANSWERS + ANSWERS_LEN <= stub::CLOCK_PAGE_LEN);
 /// Offset of the answers in the control area and the page behind it.
 pub(super) const ANSWERS_AT: usize = stub::CONTROL_LEN + ANSWERS;
 
-// Words of the guest, at `stub::INSIDE_WORDS`: new offsets, plus one, then the present call.
-const CALL: usize = 8 * DESCRIPTORS;
-const NUMBER: usize = CALL + 8;
+// Words of the guest, at `stub::INSIDE_WORDS`: new offsets, plus one, and a bit for each place that
+// is closed; then the present call, and for a copy its first two arguments and where it stores the
+// offset.
+const CLOSED: usize = 8 * DESCRIPTORS;
+/// Length of those that the sentry takes over.
+pub(super) const EFFECTS_LEN: usize = CLOSED + 8;
+pub(super) const CALL: usize = EFFECTS_LEN;
+pub(super) const NUMBER: usize = CALL + 8;
+pub(super) const DESCRIPTOR: usize = NUMBER + 8;
+pub(super) const BUFFER: usize = DESCRIPTOR + 8;
+const PLACE: usize = BUFFER + 8;
 /// Length of the words.
-pub(super) const WORDS_LEN: usize = NUMBER + 8;
+const WORDS_LEN: usize = PLACE + 8;
 const _: () = assert!(stub::INSIDE_WORDS + WORDS_LEN <= stub::CHILD_PID);
 
 /// Numbers of calls that may be answered inside.
-const NUMBERS: [libc::c_long; 14] = [
+const NUMBERS: [libc::c_long; 15] = [
     libc::SYS_read,
+    libc::SYS_close,
     libc::SYS_fstat,
     libc::SYS_lseek,
     libc::SYS_rt_sigaction,
@@ -92,8 +109,8 @@ pub(crate) enum Answer {
 /// Values of all [`Answer`]s.
 pub(crate) type Numbers = [u64; Answer::Actions as usize + 1];
 
-/// Finds the answers of the descriptor in `edi`: `rcx` is their address, and `r11` that of its new
-/// offset.
+/// Finds the answers of the descriptor in `edi`, if it is not closed: `rcx` is their address, and
+/// `r11` that of its new offset.
 macro_rules! find_descriptor {
     () => {
         "mov ecx, edi
@@ -107,6 +124,8 @@ macro_rules! find_descriptor {
         mov eax, edi
         and eax, {descriptors} - 1
         movabs r11, {words}
+        bt qword ptr [r11 + {closed}], rax
+        jc 90f
         lea r11, [r11 + rax * 8]"
     };
 }
@@ -141,7 +160,7 @@ macro_rules! copy_stat {
 std::arch::global_asm!(
     ".pushsection .rodata.afresh_linux_inside,\"a\",@progbits",
     ".globl afresh_linux_inside, afresh_linux_inside_kept, afresh_linux_inside_done",
-    ".globl afresh_linux_inside_end",
+    ".globl afresh_linux_inside_end, afresh_linux_inside_copies, afresh_linux_inside_copied",
     "afresh_linux_inside:",
     "    movabs r11, {words}",
     "    mov [r11 + {call}], rcx",
@@ -156,6 +175,8 @@ std::arch::global_asm!(
     "    je 10f",
     "    cmp eax, {read}",
     "    je 20f",
+    "    cmp eax, {close}",
+    "    je 70f",
     "    cmp eax, {ioctl}",
     "    je 40f",
     "    cmp eax, {fstat}",
@@ -210,14 +231,77 @@ std::arch::global_asm!(
     "    js 90f",
     "    lea rcx, [rax + 1]",
     "    jmp 80f",
-    // read(edi, rsi, rdx), at the end of the file.
+    // read(edi, rsi, rdx), from the window or at the end of the file.
     "20:",
     find_descriptor!(),
+    "    mov rax, r11",
+    "    movabs r11, {words}",
+    "    mov [r11 + {place}], rax",
+    "    mov [r11 + {descriptor}], rdi",
+    "    mov [r11 + {buffer}], rsi",
+    "    mov r11, rax",
     load_offset!(),
     "    cmp rax, [rcx + {size}]",
-    "    jb 90f",
-    "    xor eax, eax",
+    "    jae 25f",
+    "    mov rcx, [rcx + {window}]",
+    "    sub rcx, rax",
+    "    jbe 90f",
+    "    cmp rcx, rdx",
+    "    cmova rcx, rdx",
+    "    test rcx, rcx",
+    "    jz 90f",
+    // From rsi to rdi, up to rcx.
+    "afresh_linux_inside_copies:",
+    "    mov rdi, rsi",
+    "    movabs rsi, {window_at}",
+    "    add rsi, rax",
+    "    add rcx, rdi",
+    "    jc 24f",
+    "21: lea rax, [rdi + 8]",
+    "    cmp rax, rcx",
+    "    ja 22f",
+    "    mov rax, [rsi]",
+    "    mov [rdi], rax",
+    "    add rsi, 8",
+    "    add rdi, 8",
+    "    jmp 21b",
+    "22: cmp rdi, rcx",
+    "    jae 23f",
+    "    mov al, [rsi]",
+    "    mov [rdi], al",
+    "    add rsi, 1",
+    "    add rdi, 1",
+    "    jmp 22b",
+    // The result, and the new offset plus one.
+    "23: movabs r11, {words}",
+    "    mov rax, rdi",
+    "    sub rax, [r11 + {buffer}]",
+    "    movabs rcx, {window_at}",
+    "    sub rsi, rcx",
+    "    lea rcx, [rsi + 1]",
+    "    mov rsi, [r11 + {buffer}]",
+    "    mov rdi, [r11 + {descriptor}]",
+    "    mov r11, [r11 + {place}]",
+    "    jmp 80f",
+    "24: movabs r11, {words}",
+    "    mov rsi, [r11 + {buffer}]",
+    "    mov rdi, [r11 + {descriptor}]",
+    "afresh_linux_inside_copied:",
+    "    jmp 90f",
+    "25: xor eax, eax",
     "    jmp 85f",
+    // close(edi).
+    "70:",
+    find_descriptor!(),
+    "    mov ecx, edi",
+    "    and ecx, {descriptors} - 1",
+    "    movabs r11, {words}",
+    "    mov rax, [r11 + {closed}]",
+    "    bts rax, rcx",
+    "    mov rcx, rax",
+    "    xor eax, eax",
+    "    lea r11, [r11 + {closed}]",
+    "    jmp 80f",
     // newfstatat(edi, rsi, rdx, r10d), without a path.
     "30: cmp r10d, {empty_path}",
     "    jne 90f",
@@ -276,6 +360,12 @@ std::arch::global_asm!(
     answers = const stub::CONTROL + ANSWERS_AT as u64,
     call = const CALL,
     number = const NUMBER,
+    closed = const CLOSED,
+    descriptor = const DESCRIPTOR,
+    buffer = const BUFFER,
+    place = const PLACE,
+    window = const WINDOW,
+    window_at = const stub::WINDOW,
     descriptors = const DESCRIPTORS,
     descriptor_len = const DESCRIPTOR_LEN,
     numbers_len = const NUMBERS_LEN,
@@ -283,6 +373,7 @@ std::arch::global_asm!(
     size = const SIZE,
     stat = const STAT,
     read = const libc::SYS_read,
+    close = const libc::SYS_close,
     fstat = const libc::SYS_fstat,
     lseek = const libc::SYS_lseek,
     rt_sigaction = const libc::SYS_rt_sigaction,
@@ -313,6 +404,8 @@ std::arch::global_asm!(
 unsafe extern "C" {
     static afresh_linux_inside: u8;
     static afresh_linux_inside_kept: u8;
+    static afresh_linux_inside_copies: u8;
+    static afresh_linux_inside_copied: u8;
     static afresh_linux_inside_done: u8;
     static afresh_linux_inside_end: u8;
 }
@@ -336,6 +429,8 @@ pub(super) enum Progress {
     Begun,
     /// The words have them.
     Kept,
+    /// The words have them, and the first two arguments.
+    Copies,
     /// It is answered.
     Answered,
 }
@@ -343,14 +438,17 @@ pub(super) enum Progress {
 /// How far the code has come whose next instruction is at `pointer`; `None` if that is not of it.
 pub(super) fn progress(pointer: u64) -> Option<Progress> {
     let offset = usize::try_from(pointer.checked_sub(stub::INSIDE)?).ok()?;
-    let [kept, done, end] = [
+    let [kept, copies, copied, done, end] = [
         &raw const afresh_linux_inside_kept,
+        &raw const afresh_linux_inside_copies,
+        &raw const afresh_linux_inside_copied,
         &raw const afresh_linux_inside_done,
         &raw const afresh_linux_inside_end,
     ]
     .map(offset_of);
     (offset < end).then_some(match offset {
         offset if offset < kept => Progress::Begun,
+        offset if (copies..copied).contains(&offset) => Progress::Copies,
         offset if offset < done => Progress::Kept,
         _ => Progress::Answered,
     })

@@ -16,6 +16,7 @@
 //! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
 //! CLOCK_PAGE                   clock offsets and answers; read-only, shared with the sentry
+//! WINDOW                       bytes of a file for calls inside; read-only, shared with the sentry
 //! CLOCK                        the kernel's vDSO, from which that of the guest reads the time; read-only
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```
@@ -63,6 +64,11 @@ pub(crate) const CONTROL_LEN: usize = ORDERS_LEN + SIGNAL_STACK_LEN;
 pub(crate) const CLOCK_PAGE: u64 = CONTROL + CONTROL_LEN as u64;
 /// Its length.
 pub(crate) const CLOCK_PAGE_LEN: usize = 4096;
+/// The window behind that page, with the bytes of a file. The guest can only read it, too.
+pub(crate) const WINDOW: u64 = CLOCK_PAGE + CLOCK_PAGE_LEN as u64;
+/// Its length.
+pub(crate) const WINDOW_LEN: usize = 64 << 10;
+const _: () = assert!(WINDOW + WINDOW_LEN as u64 <= CLOCK.start);
 /// Where the kernel's vDSO and its data are moved to, and how long they may be.
 pub(crate) const CLOCK: Range<u64> = CODE + 0x10_0000..CODE + 0x20_0000;
 /// Where the image is mapped for copying.

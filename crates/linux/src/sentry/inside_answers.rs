@@ -2,17 +2,23 @@
 //! over when it stops.
 //!
 //! The truth is in [`Kernel`](crate::sentry::Kernel). The process has a copy of some answers, and
-//! only while it runs. Each event closes that copy first and takes over the offsets that calls have
-//! set, so the sentry serves a call, a fault or an interrupt after all calls before it.
+//! only while it runs. Each event closes that copy first and takes over what calls have changed:
+//! offsets, and which descriptors are closed. So the sentry serves a call, a fault or an interrupt
+//! after all calls before it.
+//!
+//! The window has the bytes of the file that was opened last, if it is an unchanged host file that
+//! fits. They count while the host has the same file, and no guest watches reads.
 //!
 //! Promises: a descriptor is answered for only while its file is as it was when the answers were
 //! made, and each open description at one place only. May break it: an event that is served before
 //! [`Sentry::take_over`].
 
-use afresh_files::{FileVersion, Kind, Node};
+use afresh_files::{FileVersion, HostFile, Kind, Node};
 use afresh_sys::planted::{self, Bug};
 
-use crate::platform::{Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process, STAT_LEN};
+use crate::platform::{
+    Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process, STAT_LEN, WINDOW_LEN,
+};
 use crate::sentry::Sentry;
 use crate::sentry::abi;
 use crate::sentry::kernel::fd_table::FileObject;
@@ -28,8 +34,28 @@ struct AnsweredDescriptor {
     /// The owner in the answers, which depends on the user namespace of the process.
     owner: [u32; 2],
     answers: DescriptorAnswers,
+    /// The host file whose bytes are in the window.
+    shown: Option<HostFile>,
     /// Whether the process has these answers.
     is_given: bool,
+}
+
+impl AnsweredDescriptor {
+    /// Has calls for the bytes of the file reach the sentry.
+    fn close_window(&mut self) {
+        if self.shown.take().is_some() {
+            self.answers.window = 0;
+            self.is_given = false;
+        }
+    }
+}
+
+/// A descriptor that may be answered for.
+#[derive(Clone, Copy, Debug)]
+struct UsedDescriptor {
+    number: u32,
+    /// Whether it was opened just now.
+    is_new: bool,
 }
 
 /// The answers that a process has.
@@ -42,7 +68,7 @@ pub(crate) struct InsideAnswers {
     /// Places at which the process has answers.
     given: [bool; DESCRIPTORS],
     /// A descriptor that was used, and may be again.
-    used: Option<u32>,
+    used: Option<UsedDescriptor>,
 }
 
 impl InsideAnswers {
@@ -64,9 +90,11 @@ impl Sentry {
         let SyscallControl::Value(value) = *control else { return };
         let is_error = value as i64 <= -1;
         inside.used = match call.number {
-            libc::SYS_open | libc::SYS_openat if !is_error => Some(value as u32),
+            libc::SYS_open | libc::SYS_openat if !is_error => {
+                Some(UsedDescriptor { number: value as u32, is_new: true })
+            }
             libc::SYS_read | libc::SYS_lseek | libc::SYS_fstat if !is_error => {
-                Some(call.args[0] as u32)
+                Some(UsedDescriptor { number: call.args[0] as u32, is_new: false })
             }
             _ => None,
         };
@@ -78,7 +106,7 @@ impl Sentry {
             return;
         }
         self.renew_descriptors(inside);
-        self.add_used(inside);
+        self.add_used(inside, process);
         let InsideAnswers { descriptors, given, .. } = inside;
         for (place, (known, given)) in descriptors.iter_mut().zip(given).enumerate() {
             let is_new = known.as_ref().is_some_and(|known| !known.is_given);
@@ -103,7 +131,8 @@ impl Sentry {
             return;
         }
         process.close_answers();
-        for (known, offset) in inside.descriptors.iter_mut().zip(process.take_offsets()) {
+        let effects = process.take_effects();
+        for (known, offset) in inside.descriptors.iter_mut().zip(effects.offsets) {
             let (Some(known), Some(offset)) = (known, offset) else { continue };
             if offset == known.answers.offset || planted::is(Bug::InsideOffset) {
                 continue;
@@ -111,6 +140,15 @@ impl Sentry {
             let description = self.change().table.description_mut(known.description);
             if let Some(FileObject::File(open)) = description.map(|found| &mut found.open) {
                 open.offset = offset;
+            }
+        }
+        for (known, closed) in inside.descriptors.iter_mut().zip(effects.closed) {
+            if closed
+                && !planted::is(Bug::InsideOffset)
+                && let Some(known) = known.take()
+            {
+                // It is the same descriptor as when the answers were given.
+                let _ = self.sys_close(known.answers.number.into());
             }
         }
     }
@@ -132,6 +170,12 @@ impl Sentry {
                         present.answers.offset = open.offset;
                         present.is_given = false;
                     }
+                    let is_shown = present.shown.is_none()
+                        || self.state.watchers == 0
+                            && self.state.tree.host_file(present.node) == present.shown;
+                    if !is_shown {
+                        present.close_window();
+                    }
                 }
                 _ => *known = None,
             }
@@ -139,8 +183,8 @@ impl Sentry {
     }
 
     /// Answers for the descriptor that was used last, if its file can be answered for.
-    fn add_used(&self, inside: &mut InsideAnswers) {
-        let Some(number) = inside.used.take() else { return };
+    fn add_used(&self, inside: &mut InsideAnswers, process: &mut Process) {
+        let Some(UsedDescriptor { number, is_new }) = inside.used.take() else { return };
         let place = number as usize % DESCRIPTORS;
         let table = &self.state.table;
         let Ok(description) = table.id(number.into()) else { return };
@@ -149,9 +193,27 @@ impl Sentry {
             // Two places would have two offsets.
             return;
         }
-        if let Some(known) = self.answered(number, description) {
-            inside.descriptors[place] = Some(known);
+        let Some(mut known) = self.answered(number, description) else { return };
+        if is_new && let Some((file, bytes)) = self.contents_of(known.node) {
+            inside.descriptors.iter_mut().flatten().for_each(AnsweredDescriptor::close_window);
+            process.show_contents(&bytes);
+            known.answers.window = bytes.len() as u64;
+            known.shown = Some(file);
         }
+        inside.descriptors[place] = Some(known);
+    }
+
+    /// The bytes of an unchanged host file for the window, if they fit and may be read there.
+    fn contents_of(&self, node: Node) -> Option<(HostFile, Vec<u8>)> {
+        let tree = &self.state.tree;
+        let file = tree.host_file(node).filter(HostFile::is_settled)?;
+        if self.state.watchers > 0 || file.size() == 0 || file.size() > WINDOW_LEN as u64 {
+            return None;
+        }
+        let mut bytes = vec![0; file.size() as usize];
+        let read = tree.read(node, 0, &mut bytes).ok()?;
+        // A change during the read has changed the times by its end.
+        (read == bytes.len() && tree.host_file(node) == Some(file)).then_some((file, bytes))
     }
 
     /// The answers for a descriptor of a plain file that is only read.
@@ -172,9 +234,22 @@ impl Sentry {
         let attributes = self.attributes_of(id, description).ok()?;
         let owner = self.state.owner();
         let stat: [u8; STAT_LEN] = abi::stat(&attributes, owner).try_into().ok()?;
-        let answers =
-            DescriptorAnswers { number, offset: open.offset, size: attributes.size, stat };
-        Some(AnsweredDescriptor { description: id, node, version, owner, answers, is_given: false })
+        let answers = DescriptorAnswers {
+            number,
+            offset: open.offset,
+            size: attributes.size,
+            stat,
+            window: 0,
+        };
+        Some(AnsweredDescriptor {
+            description: id,
+            node,
+            version,
+            owner,
+            answers,
+            shown: None,
+            is_given: false,
+        })
     }
 
     /// The numbers of the current process and thread.

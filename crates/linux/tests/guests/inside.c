@@ -198,8 +198,10 @@ static void jump(long offset, int kind, int flags) {
   static char page[8192] __attribute__((aligned(4096)));
   uint64_t values[] = {0, (uint64_t)page, ANSWERS, WORDS, INSIDE, (uint64_t)getpid + 5, -1ul, 0x700000000000, next(~0u)};
   for (int i = 0; i < 8; i++) words[i] = values[next(9)];
-  words[8] = kind & 1 ? (uint64_t)getpid + 5 : values[next(9)];
-  words[9] = kind & 2 ? 39 : values[next(9)];
+  words[8] = kind & 8 ? values[next(9)] : 0;
+  words[9] = kind & 1 ? (uint64_t)getpid + 5 : values[next(9)];
+  words[10] = kind & 2 ? 39 : values[next(9)];
+  for (int i = 11; i < 14; i++) words[i] = values[next(9)];
   volatile uint64_t rdi = kind & 4 ? file : values[next(9)], rsi = values[next(9)], rdx = values[next(9)], rcx = kind & 1 ? (uint64_t)getpid + 5 : values[next(9)], r11 = values[next(9)], rax = kind & 2 ? 39 : values[next(9)];
   int signal = sigsetjmp(back, 1);
   if (signal) return;
@@ -208,9 +210,96 @@ static void jump(long offset, int kind, int flags) {
                    : : "m"(rdi), "m"(rsi), "m"(rdx), "m"(rcx), "m"(r11), "m"(rax), "r"(to), "r"(flags) : "memory", "rax", "rcx", "rdi", "rsi", "rdx", "r10", "r11", "cc");
 }
 
+#define WINDOW (0x700000010000ul + 0xc000 + 4096)
+static char whole[1 << 16], part[1 << 16];
+// Reads a file of the host in pieces of some size, inside and by the sentry. Counts pieces that
+// differ, and calls that were answered inside.
+static void contents(const char *path, int seeds) {
+  int wrong = 0, inside = 0;
+  int raw = open(path, O_RDONLY);
+  long size = syscall(SYS_pread64, raw, whole, sizeof whole, 0);
+  syscall(SYS_close, raw);
+  for (int round = 0; round < seeds; round++) {
+    int other = open(path, O_RDONLY);
+    long at = 0, got;
+    wrong += memcmp((char *)WINDOW, whole, size) != 0;
+    do {
+      long want = 1 + next(round % 3 ? 200 : size);
+      char *to = part + next(4096);
+      memset(part, 1, sizeof part);
+      got = read(other, to, want);
+      // The sentry takes the offset over when it next serves a call.
+      inside += got > 0 && ((volatile uint64_t *)WORDS)[other % 8] == at + got + 1;
+      long left = size - at;
+      wrong += got != (want < left ? want : left) || memcmp(to, whole + at, got) || to[got] != 1 || (to > part && to[-1] != 1);
+      at += got;
+      if (next(4) == 0) { at = next(size); lseek(other, at, SEEK_SET); }
+    } while (got > 0 && inside < 4000);
+    wrong += syscall(SYS_lseek, other, 0, SEEK_CUR) != at;
+    // Bad buffers: the sentry answers.
+    lseek(other, 0, SEEK_SET);
+    wrong += read(other, (void *)8, 8) != -1 || errno != EFAULT || read(other, (void *)-4, 100) != -1 || errno != EFAULT;
+    wrong += read(other, (void *)WINDOW, 8) != -1 || errno != EFAULT || read(other, part, 0) != 0;
+    wrong += syscall(SYS_lseek, other, 0, SEEK_CUR) != 0;
+    int copy = dup(other);
+    wrong += read(other, part, 10) != 10 || close(other) || read(copy, part, 10) != 10 || memcmp(part, whole + 10, 10);
+    wrong += close(copy);
+  }
+  printf("contents wrong %d inside %d\n", wrong, inside > seeds);
+}
+
+// Closes descriptors inside, and looks at what that leaves.
+static void closes(void) {
+  int wrong = 0;
+  for (int i = 0; i < 50; i++) {
+    int first = open("/data", O_RDONLY), second = open("/data", O_RDONLY);
+    wrong += lseek(first, 5, SEEK_SET) != 5 || close(first) || close(first) != -1 || errno != EBADF;
+    wrong += lseek(first, 0, SEEK_CUR) != -1 || errno != EBADF || read(first, part, 1) != -1 || errno != EBADF;
+    struct stat now;
+    wrong += fstat(first, &now) != -1 || errno != EBADF;
+    // The lowest number is free at once.
+    wrong += open("/data", O_RDONLY) != first || lseek(first, 0, SEEK_CUR) != 0;
+    // An offset that was set before stays with the description.
+    int copy = dup(second);
+    wrong += lseek(second, 7, SEEK_SET) != 7 || close(second) || lseek(copy, 0, SEEK_CUR) != 7;
+    // A lock of the process goes with any descriptor of the file.
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET}, seen = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    wrong += fcntl(copy, F_SETLK, &lock);
+    wrong += close(first);
+    int child = fork(), status;
+    if (!child) _exit(fcntl(copy, F_GETLK, &seen) || seen.l_type != F_UNLCK);
+    waitpid(child, &status, 0);
+    wrong += status || close(copy);
+    wrong += syscall(SYS_close, first) != -1 || syscall(SYS_close, second) != -1 || syscall(SYS_close, copy) != -1;
+  }
+  printf("closes wrong %d\n", wrong);
+}
+
+// Reads a file while a timer interrupts, so that copies are made anew.
+static volatile int ticks;
+static void on_tick(int s) { ticks++; }
+static void interrupted(const char *path, int wanted) {
+  struct sigaction action = {.sa_handler = on_tick, .sa_flags = SA_RESTART};
+  sigaction(SIGALRM, &action, 0);
+  struct itimerval often = {{0, 500}, {0, 500}}, never = {{0, 0}, {0, 0}};
+  int other = open(path, O_RDONLY), wrong = 0;
+  long size = syscall(SYS_pread64, other, whole, sizeof whole, 0);
+  syscall(SYS_close, other);
+  other = open(path, O_RDONLY);
+  ticks = 0;
+  setitimer(ITIMER_REAL, &often, 0);
+  while (ticks < wanted) {
+    part[size - 1] = 0;
+    wrong += lseek(other, 0, SEEK_SET) || read(other, part, sizeof part) != size || memcmp(part, whole, size);
+  }
+  setitimer(ITIMER_REAL, &never, 0);
+  wrong += lseek(other, 0, SEEK_CUR) != size || close(other);
+  printf("interrupted wrong %d\n", wrong);
+}
+
 int main(void) {
   setbuf(stdout, 0);
-  static char line[128], bytes[1000];
+  static char line[256], bytes[1000];
   for (int i = 0; i < 1000; i++) bytes[i] = i * 7;
   int made = open("/data", O_CREAT | O_RDWR, 0600);
   write(made, bytes, sizeof bytes);
@@ -219,11 +308,13 @@ int main(void) {
   lseek(file, 3, SEEK_SET);
   for (;;) {
     int got = 0;
-    while (got < 127 && read(0, line + got, 1) == 1 && line[got] != '\n') got++;
+    while (got < 255 && read(0, line + got, 1) == 1 && line[got] != '\n') got++;
     line[got] = 0;
     char word[32] = "";
     long a = 0, b = 0, c = 0;
+    char path[100] = "";
     sscanf(line, "%31s %ld %ld %ld", word, &a, &b, &c);
+    sscanf(line, "%31s %ld %99s", word, &a, path);
     seed = a * 31 + b * 7 + c + 1;
     if (!strcmp(word, "ids")) ids();
     else if (!strcmp(word, "inside")) printf("inside %d\n", asks());
@@ -231,10 +322,22 @@ int main(void) {
     else if (!strcmp(word, "at")) printf("at %ld\n", (long)lseek(file, 0, SEEK_CUR));
     else if (!strcmp(word, "move")) { for (int i = 0; i < a; i++) lseek(file, 1, SEEK_CUR); printf("moved\n"); }
     else if (!strcmp(word, "step")) steps();
+    else if (!strcmp(word, "contents")) contents(path, a);
+    else if (!strcmp(word, "interrupted")) interrupted(path, a);
+    else if (!strcmp(word, "closes")) closes();
+    else if (!strcmp(word, "hold") || !strcmp(word, "held")) {
+      static int held;
+      char text[6] = "";
+      if (*path) held = open(path, O_RDONLY);
+      lseek(held, 0, SEEK_SET);
+      read(held, text, 5);
+      printf("held %s\n", text);
+    }
+    else if (!strcmp(word, "window")) { int kept = 0; for (int i = 0; i < 1 << 16; i++) kept |= ((char *)WINDOW)[i]; printf("window %d\n", kept != 0); }
     else if (!strcmp(word, "race")) race(a);
     else if (!strcmp(word, "look")) {
       uint64_t *words = (void *)WORDS, *answers = (void *)ANSWERS, left = 0;
-      for (int i = 0; i < 8; i++) left |= words[i];
+      for (int i = 0; i < 9; i++) left |= words[i];
       // Numbers of this process alone, and the descriptors that it uses itself.
       printf("left %lu at %ld\n", left, syscall(SYS_lseek, file, 0, SEEK_CUR));
     }
@@ -251,7 +354,7 @@ int main(void) {
       unsigned char *other = (void *)gettid;
       good &= *other == 0xb8 && !madvise((void *)((uint64_t)other & -4096), 4096, MADV_DONTNEED) && gettid() == syscall(SYS_gettid);
       // All of it.
-      mprotect((void *)0x401000, 0x97000, PROT_READ | PROT_WRITE | PROT_EXEC);
+      mprotect((void *)0x401000, 0x98000, PROT_READ | PROT_WRITE | PROT_EXEC);
       good &= *other == 0xb8 && gettid() == syscall(SYS_gettid) && read(file, &was, 1) == 1 && lseek(file, 0, SEEK_CUR) == 4;
       printf("text %d %x %d\n", was, now, good);
     }
@@ -260,6 +363,8 @@ int main(void) {
       volatile uint64_t *words = (void *)WORDS;
       lseek(file, 0, SEEK_CUR);
       for (int i = 0; i < 8; i++) words[i] = a;
+      // Places without a descriptor.
+      words[8] = ~(1ul << file % 8);
       long at = syscall(SYS_lseek, file, 0, SEEK_CUR);
       int wrote = 0;
       if (!sigsetjmp(back, 1)) { *(volatile uint64_t *)ANSWERS = 1; wrote = 1; }

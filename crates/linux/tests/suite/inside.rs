@@ -51,12 +51,63 @@ fn an_offset_that_was_set_inside_is_taken_over() {
     assert_eq!(ask(&mut instance, "look\n"), "left 0 at 3");
 }
 
+/// A directory of the host with files that changed long ago, and one of these.
+const HOST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+const HOST_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/state-11.bin.gz");
+
+#[test]
+fn contents_of_a_host_file_are_read_inside() {
+    let Some(mut instance) = warm(|program| program.grant(HOST)) else { return };
+    assert_eq!(ask(&mut instance, "window\n"), "window 0");
+    for _ in 0..3 {
+        let answer = ask(&mut instance, &format!("contents 30 {HOST_FILE}\n"));
+        assert_eq!(answer, "contents wrong 0 inside 1");
+        instance.reset();
+        assert_eq!(ask(&mut instance, "window\n"), "window 0", "bytes of an earlier call");
+    }
+    let answer = ask(&mut instance, &format!("interrupted 100 {HOST_FILE}\n"));
+    assert_eq!(answer, "interrupted wrong 0");
+    instance.reset();
+    instance.verify().unwrap();
+}
+
+#[test]
+fn a_host_file_that_changes_is_read_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("changing");
+    let old = std::time::SystemTime::now() - Duration::from_secs(100);
+    std::fs::write(&path, b"first").unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+    // Its time of change is now, and a file counts as unchanged after two seconds.
+    std::thread::sleep(Duration::from_millis(3500));
+    let shape = |program: Program| program.grant(directory.path());
+    let Some(mut instance) = warm(shape) else { return };
+    let path = path.display();
+    assert_eq!(ask(&mut instance, &format!("hold 0 {path}\n")), "held first");
+    std::fs::write(path.to_string(), b"other").unwrap();
+    assert_eq!(ask(&mut instance, "held\n"), "held other");
+}
+
+#[test]
+fn closes_have_the_effects_of_the_sentry() {
+    let Some(mut instance) = warm(|program| program) else { return };
+    for _ in 0..3 {
+        assert_eq!(ask(&mut instance, "closes\n"), "closes wrong 0");
+        instance.reset();
+        assert_eq!(ask(&mut instance, "look\n"), "left 0 at 3");
+    }
+    instance.verify().unwrap();
+}
+
 #[test]
 fn planted_bugs_are_caught() {
     if warm(|program| program).is_some() {
         planted::must_be_caught(
             &[Bug::InsideOffset],
-            &["inside::an_offset_that_was_set_inside_is_taken_over"],
+            &[
+                "inside::an_offset_that_was_set_inside_is_taken_over",
+                "inside::closes_have_the_effects_of_the_sentry",
+            ],
         );
     }
 }
@@ -109,8 +160,8 @@ fn no_jump_into_the_code_inside_reaches_the_next_call() {
     let Some(mut instance) = warm(|program| program.time_limit(Duration::from_secs(2))) else {
         return;
     };
-    for offset in (0..900).step_by(5) {
-        let (kind, steps) = (offset / 5 % 8, offset / 5 % 2);
+    for offset in (0..1300).step_by(5) {
+        let (kind, steps) = (offset / 5 % 16, offset / 5 % 2);
         let answer = instance.call_pristine(format!("jump {offset} {kind} {steps}\n").as_bytes());
         if let Err(CallError::Platform { source: PlatformError::Panicked(panic), .. }) = &answer {
             panic!("{offset}: {panic}");

@@ -3,8 +3,8 @@
 use super::Process;
 use crate::platform::frame::Register;
 use crate::platform::inside::{
-    ANSWERS_AT, ANSWERS_LEN, DESCRIPTOR_LEN, DESCRIPTORS, NUMBERS_LEN, Numbers, Progress, STAT_LEN,
-    progress,
+    ANSWERS_AT, ANSWERS_LEN, BUFFER, CALL, DESCRIPTOR, DESCRIPTOR_LEN, DESCRIPTORS, EFFECTS_LEN,
+    NUMBER, NUMBERS_LEN, Numbers, Progress, STAT_LEN, WINDOW, progress,
 };
 use crate::platform::trampoline::{BEFORE, NEAR_LEN, Trampoline};
 use crate::platform::{PlatformError, stub};
@@ -16,6 +16,17 @@ pub(crate) struct DescriptorAnswers {
     pub(crate) offset: u64,
     pub(crate) size: u64,
     pub(crate) stat: [u8; STAT_LEN],
+    /// Bytes of the file in the window: all of them, or none.
+    pub(crate) window: u64,
+}
+
+/// Changes that calls inside have made. A guest could have made calls with any of these effects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct InsideEffects {
+    /// New offsets, by the places of descriptors.
+    pub(crate) offsets: [Option<u64>; DESCRIPTORS],
+    /// Places of descriptors that are closed.
+    pub(crate) closed: [bool; DESCRIPTORS],
 }
 
 impl DescriptorAnswers {
@@ -25,6 +36,7 @@ impl DescriptorAnswers {
             bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_le_bytes());
         }
         bytes[24..24 + STAT_LEN].copy_from_slice(&self.stat);
+        bytes[WINDOW..WINDOW + 8].copy_from_slice(&self.window.to_le_bytes());
         bytes
     }
 }
@@ -48,38 +60,53 @@ impl Process {
         self.control.write_word(ANSWERS_AT, 0);
     }
 
+    /// Has the window show these bytes of a file.
+    pub(crate) fn show_contents(&mut self, bytes: &[u8]) {
+        self.control.show(bytes);
+    }
+
     /// Removes all answers.
     pub(crate) fn forget_answers(&mut self) {
         self.control.write(ANSWERS_AT, &[0; ANSWERS_LEN]);
+        self.control.show(&[]);
     }
 
-    /// Takes the offsets that calls have set since the last time, by the places of descriptors. A
-    /// guest could have set any of them.
-    pub(crate) fn take_offsets(&mut self) -> [Option<u64>; DESCRIPTORS] {
-        let mut bytes = [0; 8 * DESCRIPTORS];
+    /// Takes what calls have changed since the last time.
+    pub(crate) fn take_effects(&mut self) -> InsideEffects {
+        let mut bytes = [0; EFFECTS_LEN];
         self.control.read(stub::INSIDE_WORDS, &mut bytes);
-        if bytes == [0; 8 * DESCRIPTORS] {
-            return [None; DESCRIPTORS];
+        let mut effects = InsideEffects::default();
+        if bytes == [0; EFFECTS_LEN] {
+            return effects;
         }
-        self.control.write(stub::INSIDE_WORDS, &[0; 8 * DESCRIPTORS]);
-        let mut offsets = [None; DESCRIPTORS];
-        for (offset, word) in offsets.iter_mut().zip(bytes.chunks_exact(8)) {
-            let word = word.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte));
-            *offset = word.checked_sub(1).filter(|offset| *offset <= i64::MAX as u64);
+        self.control.write(stub::INSIDE_WORDS, &[0; EFFECTS_LEN]);
+        let word = |at: usize| bytes[8 * at..8 * at + 8].iter().rev();
+        let word = |at: usize| word(at).fold(0, |all, byte| all << 8 | u64::from(*byte));
+        for place in 0..DESCRIPTORS {
+            let offset = word(place).checked_sub(1);
+            effects.offsets[place] = offset.filter(|offset| *offset <= i64::MAX as u64);
+            effects.closed[place] = word(DESCRIPTORS) >> place & 1 != 0;
         }
-        offsets
+        effects
     }
 
     /// Moves a thread that was stopped in the code inside, or on the way there, to its call or
     /// behind it. Returns whether it was there, and makes its call now.
     pub(crate) fn leave_inside(&mut self) -> Result<bool, PlatformError> {
         let pointer = self.register(Register::Rip);
-        let word = |at| self.control.read_word(stub::INSIDE_WORDS + 8 * (DESCRIPTORS + at));
+        let word = |at| self.control.read_word(stub::INSIDE_WORDS + at);
         let (call, number) = match progress(pointer) {
             Some(Progress::Begun) => (self.register(Register::Rcx), self.register(Register::Rax)),
-            Some(Progress::Kept) => (word(0), word(1)),
+            Some(Progress::Kept) => (word(CALL), word(NUMBER)),
+            Some(Progress::Copies) => {
+                let (call, number) = (word(CALL), word(NUMBER));
+                let (descriptor, buffer) = (word(DESCRIPTOR), word(BUFFER));
+                self.set_register(Register::Rdi, descriptor);
+                self.set_register(Register::Rsi, buffer);
+                (call, number)
+            }
             Some(Progress::Answered) => {
-                let behind = word(0).wrapping_add(super::CALL_LEN);
+                let behind = word(CALL).wrapping_add(super::CALL_LEN);
                 self.set_register(Register::Rcx, behind);
                 self.set_register(Register::Rip, behind);
                 return Ok(false);
