@@ -161,11 +161,10 @@ impl BlobWriter {
     }
 
     /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are
-    /// written at the same time.
-    pub(crate) fn hash_together(&mut self, other: &mut Self) -> Result<(), SaveError> {
-        let pair = BlobHash::pair().map_err(|e| SaveError::io(self.path(), e))?;
-        [self.hashing, other.hashing] = pair;
-        Ok(())
+    /// written at the same time. Where no thread can be started, each writer hashes its blob.
+    pub(crate) fn hash_together(&mut self, other: &mut Self) {
+        let apart = |_| [BlobHash::of_writer(), BlobHash::of_writer()];
+        [self.hashing, other.hashing] = BlobHash::pair().unwrap_or_else(apart);
     }
 
     /// Hashes this blob, and `other` if there is one, in the thread that writes them by turns.
@@ -219,8 +218,7 @@ impl BlobWriter {
             #[cfg(unix)]
             let _ = begin_writing(self.file.as_fd());
         }
-        let taken = self.hashing.push(bytes).map_err(|e| SaveError::io(self.path(), e))?;
-        if taken { Ok(()) } else { Err(self.ended()) }
+        if self.hashing.push(bytes) { Ok(()) } else { Err(self.ended()) }
     }
 
     fn ended(&self) -> SaveError {

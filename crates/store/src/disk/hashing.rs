@@ -26,6 +26,7 @@ const QUEUE: usize = 8;
 const ALONE: usize = 64 << 10;
 
 /// The hash of a blob.
+#[derive(Clone)]
 enum Hash {
     Instructions(Sha),
     Portable(sha2::Sha256),

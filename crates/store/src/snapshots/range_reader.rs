@@ -1,9 +1,8 @@
 //! Reading a snapshot whose layers are far away: what is scattered is asked for at once.
 
-use std::panic::resume_unwind;
-
 use afresh_sys::{PAGE_SIZE, PageRange};
 
+use crate::disk::helper_threads;
 use crate::{Layer, OpenError, Origin, Snapshot};
 
 /// Pages of the working set that are fetched together: 16 MiB.
@@ -36,20 +35,11 @@ impl Snapshot {
                 Origin::Turn { page } => self.read_turned(page, part)?,
             }
         }
-        let mut work: Vec<(&Layer, Parts<'_>)> =
+        let work: Vec<(&Layer, Parts<'_>)> =
             self.layers().iter().zip(wanted).filter(|(_, parts)| !parts.is_empty()).collect();
-        let Some((layer, mut parts)) = work.pop() else { return Ok(()) };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = work
-                .into_iter()
-                .map(|(layer, mut parts)| scope.spawn(move || layer.read_many(&mut parts)))
-                .collect();
-            let mut result = layer.read_many(&mut parts);
-            for other in others {
-                result = result.and(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            }
-            result
-        })
+        helper_threads::map(work, |(layer, mut parts)| layer.read_many(&mut parts))
+            .into_iter()
+            .collect()
     }
 
     /// As [`Snapshot::read_working_set`], with `layer`, in windows that are fetched by scattered

@@ -26,4 +26,5 @@ mod shared;
 #[cfg(feature = "remote")]
 mod staging;
 mod support;
+mod threadless;
 pub(crate) mod turns;

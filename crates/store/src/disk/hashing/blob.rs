@@ -1,5 +1,5 @@
 //! The hash of one blob. A blob that stays small is hashed by its writer, and any other by a
-//! thread, or by the writer where no processor is free for a thread.
+//! thread, or by the writer where no processor is free for a thread or none can be started.
 //!
 //! Most blobs of a snapshot are small: configuration, manifest, turns. Starting a thread and
 //! waiting for it takes longer than hashing one of them.
@@ -66,24 +66,30 @@ impl BlobHash {
     }
 
     /// Appends bytes. Returns whether they will be hashed.
-    pub(crate) fn push(&mut self, bytes: Vec<u8>) -> io::Result<bool> {
+    pub(crate) fn push(&mut self, bytes: Vec<u8>) -> bool {
         if let Hasher::Writer { hash, len, max, recycled } = &mut self.0 {
-            *len += bytes.len();
-            if *len <= *max {
-                hash.update(&bytes);
-                *recycled = bytes;
-                return Ok(true);
+            let is_large = len.saturating_add(bytes.len()) > *max;
+            match is_large.then(|| BlobHasher::one(hash.clone())) {
+                Some(Ok(hashing)) => self.0 = Hasher::Thread(hashing),
+                no_thread => {
+                    if no_thread.is_some() {
+                        // None can be started: the writer hashes all.
+                        *max = usize::MAX;
+                    }
+                    hash.update(&bytes);
+                    *len = len.saturating_add(bytes.len());
+                    *recycled = bytes;
+                    return true;
+                }
             }
-            let hash = std::mem::replace(hash, Hash::new());
-            self.0 = Hasher::Thread(BlobHasher::one(hash)?);
         }
         match &self.0 {
-            Hasher::Writer { .. } => Ok(true),
+            Hasher::Writer { .. } => true,
             Hasher::Lane(lane) => {
                 lane.push(bytes);
-                Ok(true)
+                true
             }
-            Hasher::Thread(hashing) => Ok(hashing.push(bytes)),
+            Hasher::Thread(hashing) => hashing.push(bytes),
         }
     }
 
@@ -115,7 +121,7 @@ mod tests {
             for piece in [1000, MAX_SMALL, bytes.len()] {
                 let mut hash = BlobHash::new();
                 for part in bytes[..len].chunks(piece) {
-                    assert!(hash.push(part.to_vec()).unwrap());
+                    assert!(hash.push(part.to_vec()));
                 }
                 hash.close();
                 assert_eq!(matches!(hash.0, Hasher::Writer { .. }), len <= MAX_SMALL);

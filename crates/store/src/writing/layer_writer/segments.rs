@@ -17,6 +17,7 @@ use afresh_sys::PageRange;
 
 use super::{Candidates, Plan, Writer, WrittenLayer, write_layer};
 use crate::blobs::file::BlobWriter;
+use crate::disk::helper_threads;
 use crate::format::index::{Index, Role};
 use crate::layers::blob_sink::BlobSink;
 use crate::{Pages, SaveError};
@@ -29,6 +30,9 @@ const MAX_SEGMENTS: usize = 4;
 /// Segments begin at a multiple of this many candidates: 2 MiB, a huge page where all before are
 /// stored.
 const SEGMENT_ALIGN: usize = 512;
+
+/// More runnable threads on the host than this many for each processor make it a busy one.
+const BUSY_FACTOR: usize = 2;
 
 /// A segment that is not yet written.
 struct Segment<'a> {
@@ -58,7 +62,9 @@ pub(crate) fn write_base(
         return write_in_turn(shelf, source, plan, segments);
     }
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let division = Division::new(segments.len(), processors);
+    let is_busy =
+        helper_threads::runnable().is_some_and(|threads| threads > BUSY_FACTOR * processors);
+    let division = Division::new(segments.len(), processors, is_busy);
     write_segments(shelf, source, plan, segments, &division)
 }
 
@@ -76,9 +82,13 @@ struct Division {
 impl Division {
     /// Further threads hash only on processors that no writer needs. Otherwise each writer hashes
     /// what it writes, and two segments by turns if there are more segments than processors.
-    fn new(segments: usize, processors: usize) -> Self {
-        let hashes_apart = processors >= segments + segments.div_ceil(2);
-        let writers = processors.clamp(1, segments);
+    ///
+    /// A busy host is the exception. Its scheduler divides the processors among the runnable
+    /// threads, so six threads get three times the processor time of two. Among 30 others, a save
+    /// of 256 MiB took 14 to 20 s with two threads and 6.5 to 6.9 s with six.
+    fn new(segments: usize, processors: usize, is_busy: bool) -> Self {
+        let hashes_apart = is_busy || processors >= segments + segments.div_ceil(2);
+        let writers = if is_busy { segments } else { processors.clamp(1, segments) };
         let lanes = if hashes_apart { 1 } else { segments.div_ceil(writers).min(2) };
         Self { writers, lanes, hashes_apart }
     }
@@ -104,7 +114,7 @@ fn write_segments(
     if division.hashes_apart {
         for pair in waiting.chunks_mut(2) {
             if let [one, two] = pair {
-                one.writer.blob.hash_together(&mut two.writer.blob)?;
+                one.writer.blob.hash_together(&mut two.writer.blob);
             }
         }
     } else {
@@ -144,8 +154,8 @@ fn write_in_turn(
     Ok(written)
 }
 
-/// Writes segments with the threads of `division`. They take segments in order, so none waits for
-/// one without a thread.
+/// Writes segments with the threads of `division`, or those of them that can be started. They take
+/// segments in order, so none waits for one without a thread.
 fn write_side_by_side(
     segments: Vec<Segment<'_>>,
     division: &Division,
@@ -153,28 +163,24 @@ fn write_side_by_side(
     let mut closed: Vec<Option<LayerResult>> = segments.iter().map(|_| None).collect();
     let results = Mutex::new(&mut closed);
     let waiting = Mutex::new(segments.into_iter());
-    thread::scope(|scope| {
-        for _ in 0..division.writers {
-            scope.spawn(|| {
-                loop {
-                    let lanes: Vec<_> = {
-                        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                        waiting.by_ref().take(division.lanes).collect()
-                    };
-                    if lanes.is_empty() {
-                        return;
-                    }
-                    let written = write_by_turns(lanes);
-                    let failed = written.iter().any(|(_, outcome)| outcome.is_err());
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    for (number, outcome) in written {
-                        results[number] = Some(outcome);
-                    }
-                    if failed {
-                        return;
-                    }
-                }
-            });
+    helper_threads::share(division.writers - 1, || {
+        loop {
+            let lanes: Vec<_> = {
+                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                waiting.by_ref().take(division.lanes).collect()
+            };
+            if lanes.is_empty() {
+                return;
+            }
+            let written = write_by_turns(lanes);
+            let failed = written.iter().any(|(_, outcome)| outcome.is_err());
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            for (number, outcome) in written {
+                results[number] = Some(outcome);
+            }
+            if failed {
+                return;
+            }
         }
     });
     // A failure precedes those of the segments above it, and no segment is missing without one.
@@ -195,19 +201,9 @@ fn write_by_turns(mut lanes: Vec<Segment<'_>>) -> Vec<(usize, LayerResult)> {
             Err(error) => return vec![(number, Err(error))],
         }
     }
-    let close = |(number, (mut blob, index)): (usize, (BlobWriter, Index))| {
-        (number, blob.close().map(|_| (blob, index)))
-    };
     // The disk makes several files durable at the same time.
-    thread::scope(|scope| {
-        let last = written.pop();
-        let others: Vec<_> =
-            written.into_iter().map(|finished| scope.spawn(move || close(finished))).collect();
-        let last = last.map(close);
-        let others = others
-            .into_iter()
-            .map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        others.chain(last).collect()
+    helper_threads::map(written, |(number, (mut blob, index))| {
+        (number, blob.close().map(|_| (blob, index)))
     })
 }
 
@@ -323,11 +319,11 @@ mod tests {
                 })
                 .collect();
             let mut expected = None;
-            for processors in 1..8 {
+            for processors in 0..8 {
                 let dir = tempfile::tempdir().unwrap();
                 let store = Store::create(dir.path()).unwrap();
                 let mut shelf = store.stage().unwrap();
-                let division = Division::new(counts.len(), processors);
+                let division = Division::new(counts.len(), processors.max(1), processors == 0);
                 let written =
                     write_segments(&mut shelf, &memory, &plan, segments.clone(), &division)
                         .unwrap();
@@ -340,17 +336,28 @@ mod tests {
     }
 
     #[test]
-    fn no_more_threads_compute_than_there_are_processors() {
+    fn no_more_threads_compute_than_there_are_free_processors() {
         for segments in 2..=MAX_SEGMENTS {
             for processors in 1..10 {
-                let division = Division::new(segments, processors);
+                let division = Division::new(segments, processors, false);
                 let apart = if division.hashes_apart { segments.div_ceil(2) } else { 0 };
                 assert!(division.writers + apart <= processors, "{division:?}");
                 assert!(division.lanes <= 2 && division.writers <= segments, "{division:?}");
             }
         }
-        assert!(Division::new(4, 6).hashes_apart);
-        assert_eq!(Division::new(4, 2), Division { writers: 2, lanes: 2, hashes_apart: false });
+        assert!(Division::new(4, 6, false).hashes_apart);
+        let halves = Division { writers: 2, lanes: 2, hashes_apart: false };
+        assert_eq!(Division::new(4, 2, false), halves);
+    }
+
+    #[test]
+    fn a_save_on_a_busy_host_has_as_many_threads_as_on_free_processors() {
+        for segments in 2..=MAX_SEGMENTS {
+            let free = Division::new(segments, 10, false);
+            for processors in 1..10 {
+                assert_eq!(Division::new(segments, processors, true), free);
+            }
+        }
     }
 
     #[test]
@@ -384,7 +391,7 @@ mod tests {
                 let dir = tempfile::tempdir().unwrap();
                 let store = Store::create(dir.path()).unwrap();
                 let mut shelf = store.stage().unwrap();
-                let division = Division::new(4, processors);
+                let division = Division::new(4, processors, false);
                 let source = Unreadable(from);
                 let written =
                     write_segments(&mut shelf, &source, &plan, segments.clone(), &division);
