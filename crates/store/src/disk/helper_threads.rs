@@ -1,7 +1,7 @@
 //! Work that several threads share, and that one can do.
 //!
-//! Promises: a thread that cannot be started stops nothing. Its share is done by the threads that
-//! there are, the calling one at least.
+//! Promises: a thread that cannot be started stops nothing. The other threads do its share, the
+//! calling one at least.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
