@@ -306,17 +306,52 @@ def turn(bench: Bench) -> None:
     bench.row("agent/undo", "afresh", undos)
 
 
+def ask_lines(bench: Bench, command: list[str]) -> list[float]:
+    """Microseconds of calls of `run_code` by a client that writes and reads lines of JSON, and does no more."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        if server.stdin is None or server.stdout is None:
+            raise SystemExit("the server has no streams")
+        writing, reading = server.stdin, server.stdout
+
+        def ask(number: int, method: str, params: dict[str, object]) -> dict[str, object]:
+            message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            writing.write(json.dumps(message).encode() + b"\n")
+            writing.flush()
+            answer: dict[str, object] = json.loads(reading.readline())
+            if answer.get("id") != number or "result" not in answer:
+                raise SystemExit(f"MCP: {answer}")
+            return answer
+
+        client = {"name": "bench", "version": "1"}
+        ask(0, "initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client})
+        writing.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+        taken = []
+        for number in range(bench.rounds + 5):
+            started = time.perf_counter()
+            ask(number + 1, "tools/call", {"name": "run_code", "arguments": {"code": "1 + 1"}})
+            if number >= 5:
+                taken.append((time.perf_counter() - started) * 1e6)
+    return taken
+
+
 def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
-    """The same code by a client of MCP and by the package."""
-    if not has("mcp") or not bench.wants("mcp/run_code", "afresh"):
+    """The same code by two clients of MCP and by the package.
+
+    The client of the official SDK checks each result against the schema of its tool, and passes each message through
+    several tasks. The other client shows the part of the server.
+    """
+    if not bench.wants("mcp/run_code", "afresh"):
+        return
+    guest = Path(afresh.__file__).with_name("guests") / "js.wasm"
+    command = [program, "mcp", str(guest), "--language", "javascript"]
+    bench.row("mcp/run_code", "afresh mcp, lines of JSON", ask_lines(bench, command))
+    if not has("mcp"):
         return
     from mcp import ClientSession, StdioServerParameters  # noqa: PLC0415
     from mcp.client.stdio import stdio_client  # noqa: PLC0415
 
-    guest = Path(afresh.__file__).with_name("guests") / "js.wasm"
-
     async def ask() -> list[float]:
-        server = StdioServerParameters(command=program, args=["mcp", str(guest), "--language", "javascript"])
+        server = StdioServerParameters(command=command[0], args=command[1:])
         async with stdio_client(server) as (reading, writing), ClientSession(reading, writing) as session:
             await session.initialize()
             taken = []
@@ -332,7 +367,7 @@ def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
     with script.sandbox() as sandbox:
         sandbox.eval("1 + 1")
         bench.contest("mcp/run_code", {"the Python package": lambda: sandbox.eval("1 + 1")})
-    bench.row("mcp/run_code", "afresh mcp", asyncio.run(ask()))
+    bench.row("mcp/run_code", "afresh mcp, the official SDK", asyncio.run(ask()))
 
 
 def cases(bench: Bench, given: argparse.Namespace) -> Iterator[Callable[[], None]]:
