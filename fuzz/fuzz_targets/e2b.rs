@@ -40,7 +40,8 @@ static ALLOCATOR: Meter = Meter;
 /// Memory for messages, and for the first node of a map.
 const ROOM: usize = 64 << 10;
 /// Memory for a form: a list of its files that grows, and their names.
-const FORM_ROOM: usize = 3 * multipart::MAX_FILES * size_of::<multipart::FormFile>() + multipart::MAX_NAMES_BYTES;
+const FORM_ROOM: usize =
+    3 * multipart::MAX_FILES * size_of::<multipart::FormFile>() + multipart::MAX_NAMES_BYTES;
 
 fn body<T: DeserializeOwned>(text: &[u8]) -> Result<(), String> {
     serde_json::from_slice::<T>(text).map(drop).map_err(|error| error.to_string())
