@@ -331,7 +331,7 @@ fn a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silentl
 /// Runs the named test again in a child, which must die of a signal; returns that signal.
 fn signal_of_child(name: &str, what: &str) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
-    afresh_sys::again(name)
+    afresh_sys::test_command(name)
         .env("AFRESH_TEST_CRASH", what)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
@@ -455,7 +455,7 @@ fn an_arena_on_reserved_huge_pages_takes_whole_huge_sizes_only() {
 
 #[test]
 fn a_forked_child_drops_an_arena_and_keeps_its_own_memory() {
-    afresh_sys::alone("a_forked_child_drops_an_arena_and_keeps_its_own_memory", || {
+    afresh_sys::run_isolated("a_forked_child_drops_an_arena_and_keeps_its_own_memory", || {
         for options in every_option(4096) {
             let pool = pool(4096);
             let mut arena = Arena::new(pool.clone(), options).unwrap();

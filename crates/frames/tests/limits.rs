@@ -68,7 +68,7 @@ fn a_control_groups_limit_is_an_error_and_not_a_signal() {
         Err(why) => return println!("SKIPPED: {why}"),
     };
     let procs = group.0.join("cgroup.procs");
-    let test = afresh_sys::again(NAME);
+    let test = afresh_sys::test_command(NAME);
     let mut child = Command::new("/bin/sh")
         .arg("-c")
         .arg(r#"echo $$ > "$0" && exec "$@""#)

@@ -355,7 +355,7 @@ mod tests {
 
     use super::*;
     use afresh_files::{Budget, Time};
-    use afresh_sys::alone;
+    use afresh_sys::run_isolated;
 
     fn tree(pages: u64) -> (Tree, Node) {
         let mut tree = Tree::new(Budget::default());
@@ -429,7 +429,7 @@ mod tests {
     fn neither_a_fork_of_the_process_nor_the_process_takes_from_the_other() {
         const NAME: &str =
             "file_cache::tests::neither_a_fork_of_the_process_nor_the_process_takes_from_the_other";
-        alone(NAME, || {
+        run_isolated(NAME, || {
             let ((tree, node), mut contents) = (tree(8), FileCache::default());
             let (shown, _) =
                 contents.show(&tree, node, (0, 8 * PAGE, 1), u64::MAX).unwrap().unwrap();

@@ -56,7 +56,7 @@ impl Group {
 
     /// Runs this test in the group.
     fn run(&self, relief: &str) -> ExitStatus {
-        let test = afresh_sys::again(NAME);
+        let test = afresh_sys::test_command(NAME);
         let mut child = Command::new("/bin/sh")
             .args(["-c", r#"echo $$ > "$0" && exec "$@""#])
             .arg(self.0.join("cgroup.procs"))

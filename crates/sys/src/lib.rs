@@ -30,16 +30,14 @@
 //!   (x86_64 only, with the feature `kvm`).
 //! * [`errno`]: names of kernel errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
-//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings
-//!   `alone` and `again`, a test in a separate process, and `child_passes`, a check in a forked
-//!   one.
+//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests. Its feature also has
+//!   `run_isolated` and `test_command`, for a test in a separate process, and `child_passes`, for a
+//!   check in a forked one.
 //!
 //! On systems other than Linux the `portable` backend replaces the kernel's mappings and files: it
 //! copies, protects nothing, and reports every other feature as missing. Miri uses it as well, and
 //! so do builds for Linux with `--cfg afresh_portable`, which test it.
 
-#[cfg(all(feature = "planted", unix, not(miri)))]
-mod alone;
 mod cause;
 #[cfg(all(feature = "planted", unix, not(miri)))]
 mod child;
@@ -50,6 +48,8 @@ mod features;
 mod inherited;
 mod inherited_mutex;
 pub mod inject;
+#[cfg(all(feature = "planted", unix, not(miri)))]
+mod isolated_test;
 #[cfg(all(
     feature = "kvm",
     target_os = "linux",
@@ -78,11 +78,11 @@ mod portable;
 use portable as imp;
 
 #[cfg(all(feature = "planted", unix, not(miri)))]
-pub use alone::{again, alone};
-#[cfg(all(feature = "planted", unix, not(miri)))]
 pub use child::child_passes;
 pub use error::{Call, MoveError, SysError};
 pub use features::{Feature, Features, UnknownFeature};
+#[cfg(all(feature = "planted", unix, not(miri)))]
+pub use isolated_test::{run_isolated, test_command};
 /// Whether this build has the portable backend, in which pages cannot be protected or shared, and
 /// no write to one is noticed.
 pub const PORTABLE: bool = cfg!(any(not(target_os = "linux"), miri, afresh_portable));

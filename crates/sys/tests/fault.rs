@@ -270,7 +270,7 @@ fn a_fault_that_is_looked_up_after_its_range_was_dropped_is_retried() {
     const NAME: &str = "a_fault_that_is_looked_up_after_its_range_was_dropped_is_retried";
     const CHILD: &str = "AFRESH_TEST_LATE_FAULT";
     let Ok(argument) = std::env::var(CHILD) else {
-        let run = |argument| afresh_sys::again(NAME).env(CHILD, argument).output().unwrap();
+        let run = |argument| afresh_sys::test_command(NAME).env(CHILD, argument).output().unwrap();
         let output = run("late");
         assert!(output.status.success(), "{output:?}");
         // A fault outside of all ranges still ends the process.

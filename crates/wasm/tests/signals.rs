@@ -128,7 +128,7 @@ const CHILD: &str = "AFRESH_TEST_SIGNALS";
 const RUDE: i32 = 77;
 
 fn end_of(case: usize, with_us: bool) -> Option<End> {
-    let status = afresh_sys::again("child")
+    let status = afresh_sys::test_command("child")
         .env(CHILD, format!("{case} {}", u8::from(with_us)))
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::null())

@@ -128,7 +128,7 @@ fn the_pager_serves_a_monitor() {
     let socket = dir.path().join("socket");
     let mut child = None;
     let served = pager::serve_one(&snapshot, &socket, || {
-        let mut monitor = afresh_sys::again("examples::the_pager_serves_a_monitor");
+        let mut monitor = afresh_sys::test_command("examples::the_pager_serves_a_monitor");
         monitor.env(SOCKET, &socket);
         monitor.stdout(std::process::Stdio::null());
         child = Some(monitor.spawn().unwrap());

@@ -360,7 +360,7 @@ fn a_call_that_finds_no_thread_leaves_its_lease_as_it_was() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     let name = "leases::a_call_that_finds_no_thread_leaves_its_lease_as_it_was";
-    afresh_sys::alone(name, || {
+    afresh_sys::run_isolated(name, || {
         let guest = guest(&Options::new());
         block_on(async {
             let mut lease = guest.lease_async().await.unwrap();

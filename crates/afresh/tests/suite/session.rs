@@ -452,34 +452,37 @@ fn pss_kib() -> usize {
 #[test]
 fn a_fork_holds_its_writes_and_an_unused_one_holds_nothing() {
     // Other tests of this process would count as well.
-    afresh_sys::alone("session::a_fork_holds_its_writes_and_an_unused_one_holds_nothing", || {
-        const MIB: usize = 1 << 20;
-        let wasm = wat::parse_str(
-            r#"(module (memory 512)
+    afresh_sys::run_isolated(
+        "session::a_fork_holds_its_writes_and_an_unused_one_holds_nothing",
+        || {
+            const MIB: usize = 1 << 20;
+            let wasm = wat::parse_str(
+                r#"(module (memory 512)
             (func (export "fill") (param i32 i32 i32)
                 (memory.fill (local.get 0) (local.get 1) (local.get 2)))
             (func (export "load") (param i32) (result i32) (i32.load8_u (local.get 0))))"#,
-        );
-        let guest = Guest::from_bytes("large", &wasm.unwrap(), &Options::new()).unwrap();
-        let mut session = guest.session().unwrap();
-        val(&mut session, "fill", &ints([0, 7, 24 * MIB])).unwrap();
-        session.checkpoint("full").unwrap();
-        let before = pss_kib();
-        let idle = session.fork(1000).unwrap();
-        let mut busy = session.fork(20).unwrap();
-        for (number, fork) in busy.iter_mut().enumerate() {
-            for page in 0..10 {
-                let at = (number + page * 100) * 4096;
-                val(fork, "fill", &ints([at, number, 1])).unwrap();
-                assert_eq!(val(fork, "load", &ints([at])).unwrap(), number as i64);
-                assert_eq!(val(fork, "load", &ints([at + 1])).unwrap(), 7);
+            );
+            let guest = Guest::from_bytes("large", &wasm.unwrap(), &Options::new()).unwrap();
+            let mut session = guest.session().unwrap();
+            val(&mut session, "fill", &ints([0, 7, 24 * MIB])).unwrap();
+            session.checkpoint("full").unwrap();
+            let before = pss_kib();
+            let idle = session.fork(1000).unwrap();
+            let mut busy = session.fork(20).unwrap();
+            for (number, fork) in busy.iter_mut().enumerate() {
+                for page in 0..10 {
+                    let at = (number + page * 100) * 4096;
+                    val(fork, "fill", &ints([at, number, 1])).unwrap();
+                    assert_eq!(val(fork, "load", &ints([at])).unwrap(), number as i64);
+                    assert_eq!(val(fork, "load", &ints([at + 1])).unwrap(), 7);
+                }
             }
-        }
-        let each = pss_kib().saturating_sub(before) / busy.len();
-        // 24 MiB are full; a full copy would hold them all again.
-        assert!(each < 1024, "a fork holds {each} KiB");
-        drop(idle);
-    });
+            let each = pss_kib().saturating_sub(before) / busy.len();
+            // 24 MiB are full; a full copy would hold them all again.
+            assert!(each < 1024, "a fork holds {each} KiB");
+            drop(idle);
+        },
+    );
 }
 
 #[test]

@@ -214,11 +214,12 @@ fn a_session_opens_as_it_was_saved_after_any_history() {
             assert_eq!(here.bytes.len(), there.bytes.len());
             assert!(here == there, "seed {seed}, turn {turn}: {saved:?}");
         }
-        let child =
-            afresh_sys::again("session_turns::a_session_opens_as_it_was_saved_after_any_history")
-                .env(ELSEWHERE, to.to_string())
-                .output()
-                .unwrap();
+        let child = afresh_sys::test_command(
+            "session_turns::a_session_opens_as_it_was_saved_after_any_history",
+        )
+        .env(ELSEWHERE, to.to_string())
+        .output()
+        .unwrap();
         let said = String::from_utf8_lossy(&child.stdout).into_owned();
         assert!(said.contains(&digest(&look(&mut session))), "{said}");
     }
@@ -538,7 +539,7 @@ fn pss_kib() -> usize {
 #[test]
 fn a_thousand_forks_cost_at_most_twice_the_pages_that_they_changed() {
     // The memory of other tests would count as well.
-    afresh_sys::alone(
+    afresh_sys::run_isolated(
         "session_turns::a_thousand_forks_cost_at_most_twice_the_pages_that_they_changed",
         || {
             let wasm = wat::parse_str(

@@ -181,7 +181,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::sync::mpsc::channel;
 
-    use afresh_sys::alone;
+    use afresh_sys::run_isolated;
     use rustix::process::Signal;
 
     use crate::platform::CpuPinning;
@@ -220,7 +220,7 @@ mod tests {
     fn a_forked_child_waits_for_no_lock_of_its_parents_threads() {
         const NAME: &str =
             "platform::zygote::tests::a_forked_child_waits_for_no_lock_of_its_parents_threads";
-        alone(NAME, || {
+        run_isolated(NAME, || {
             match spawn_child() {
                 Ok(born) => assert!(is_killed(born)),
                 Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),

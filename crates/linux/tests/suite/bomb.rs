@@ -40,7 +40,7 @@ for line in sys.stdin:
 #[test]
 fn a_fork_bomb_meets_its_budget_and_leaves_nothing() {
     // All children of the process are counted.
-    afresh_sys::alone("bomb::a_fork_bomb_meets_its_budget_and_leaves_nothing", bomb);
+    afresh_sys::run_isolated("bomb::a_fork_bomb_meets_its_budget_and_leaves_nothing", bomb);
 }
 
 fn bomb() {

@@ -4,11 +4,11 @@
 
 use crate::common;
 
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 
 #[test]
 fn a_forked_child_calls_its_own_guest() {
-    alone("fork::a_forked_child_calls_its_own_guest", check);
+    run_isolated("fork::a_forked_child_calls_its_own_guest", check);
 }
 
 fn check() {

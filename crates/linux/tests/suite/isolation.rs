@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use afresh_linux::{CallError, End, Frozen, Instance, PlatformError, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
-use afresh_sys::{again, alone};
+use afresh_sys::{run_isolated, test_command};
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, wait};
 
@@ -96,7 +96,7 @@ fn ended(answer: &Result<String, CallError>) -> bool {
 #[test]
 fn a_hostile_guest_changes_nothing_outside() {
     // No other test's guest is among this process's then.
-    alone("isolation::a_hostile_guest_changes_nothing_outside", hostile_guest);
+    run_isolated("isolation::a_hostile_guest_changes_nothing_outside", hostile_guest);
 }
 
 fn hostile_guest() {
@@ -161,12 +161,12 @@ fn a_host_that_is_killed_during_a_fork_leaves_no_process() {
         let _ = warm.call(b"24\n");
         return;
     }
-    alone(NAME, || {
+    run_isolated(NAME, || {
         let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
         // Orphans become children of this process.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         for round in 0..12 {
-            let mut host = again(NAME);
+            let mut host = test_command(NAME);
             host.env(FORKING_HOST, &path).stdout(Stdio::piped());
             let mut host = host.spawn().unwrap();
             let lines = BufReader::new(host.stdout.take().unwrap()).lines();
@@ -241,7 +241,7 @@ fn a_process_could_do_little_if_a_call_ever_passed() {
 
 #[test]
 fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
-    alone("isolation::descriptors_of_the_sentry_are_not_inherited_by_guests", || {
+    run_isolated("isolation::descriptors_of_the_sentry_are_not_inherited_by_guests", || {
         let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
         let program = Program::new(path);
         if common::here(program.warm()).is_none() {
@@ -263,7 +263,7 @@ fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
 
 #[test]
 fn a_forked_process_could_do_little_if_a_call_ever_passed() {
-    alone("isolation::a_forked_process_could_do_little_if_a_call_ever_passed", || {
+    run_isolated("isolation::a_forked_process_could_do_little_if_a_call_ever_passed", || {
         let Some(mut warm) = hostile() else { return };
         assert_eq!(warm.call(b"25\n").unwrap(), b"4\n");
         let Some((guests, _)) = children() else {
@@ -305,7 +305,7 @@ fn can_do_little(id: u32) {
 
 #[test]
 fn the_zygote_has_nothing_that_a_guest_must_not_have() {
-    alone("isolation::the_zygote_has_nothing_that_a_guest_must_not_have", || {
+    run_isolated("isolation::the_zygote_has_nothing_that_a_guest_must_not_have", || {
         let Some(warm) = common::warm("canary.c", |program| program) else { return };
         let Some((guests, others)) = children() else {
             return println!("SKIPPED: this kernel does not report the children of a process");

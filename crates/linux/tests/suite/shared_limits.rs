@@ -150,7 +150,7 @@ fn shared_memory_takes_at_most_an_eighth_of_the_descriptors() {
 
 #[test]
 fn shared_memory_beyond_the_file_limit_of_the_host_is_refused() {
-    afresh_sys::alone(
+    afresh_sys::run_isolated(
         "shared_limits::shared_memory_beyond_the_file_limit_of_the_host_is_refused",
         || {
             use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -10,7 +10,7 @@ use afresh_linux::{CallError, End, Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 
 fn program() -> Option<Program> {
     let path = common::compiled("threads.c", &["-static", "-pthread"])?;
@@ -137,7 +137,7 @@ fn a_guest_whose_threads_misbehave_ends_alone() {
 
 #[test]
 fn forged_frames_hurt_only_who_forges_them() {
-    alone("threads::forged_frames_hurt_only_who_forges_them", || {
+    run_isolated("threads::forged_frames_hurt_only_who_forges_them", || {
         let Some(program) = program() else { return };
         let program = program.time_limit(Duration::from_secs(1));
         let Some(warm) = common::here(program.warm()) else { return };

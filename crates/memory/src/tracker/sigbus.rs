@@ -347,8 +347,11 @@ mod tests {
             std::process::exit(SKIPPED);
         }
         for how in ["past the end", "poisoned"] {
-            let mut child =
-                afresh_sys::again(NAME).env(CHILD, how).stdout(Stdio::piped()).spawn().unwrap();
+            let mut child = afresh_sys::test_command(NAME)
+                .env(CHILD, how)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
             let started = Instant::now();
             let status = loop {
                 match child.try_wait().unwrap() {

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use afresh_memory::{
     HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, SlotError, Strategy, TrackerKind,
 };
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 
 /// Forks a child that runs `check`, and exits with its result.
 fn forked(check: impl FnOnce() -> bool) -> libc::pid_t {
@@ -79,37 +79,40 @@ type Question = fn(&mut Slot, &Image) -> bool;
 
 #[test]
 fn a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker() {
-    alone("fork::a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker", || {
-        let image = image(7);
-        let ways = Strategy::FORCED
-            .into_iter()
-            .chain([Strategy::Auto])
-            .map(|strategy| (strategy, HostAccess::Threads))
-            .chain(
-                [Strategy::Auto, Strategy::Reprotect]
-                    .map(|strategy| (strategy, HostAccess::Syscalls)),
-            );
-        for (strategy, access) in ways {
-            // The parent has used the mechanism, so that a child finds the parent's remains of it.
-            let Some(mut parents) = slot(&image, strategy, access) else { continue };
-            assert!(works(&mut parents, 7));
-            // The same addresses, so that a stale reference to the parent's pages would reach
-            // these.
-            assert!(
-                in_child(|| {
-                    drop(parents);
-                    let mut mine = slot(&image, strategy, access).unwrap();
-                    works(&mut mine, 7)
-                }),
-                "{strategy}, {access:?}"
-            );
-        }
-    });
+    run_isolated(
+        "fork::a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker",
+        || {
+            let image = image(7);
+            let ways = Strategy::FORCED
+                .into_iter()
+                .chain([Strategy::Auto])
+                .map(|strategy| (strategy, HostAccess::Threads))
+                .chain(
+                    [Strategy::Auto, Strategy::Reprotect]
+                        .map(|strategy| (strategy, HostAccess::Syscalls)),
+                );
+            for (strategy, access) in ways {
+                // The parent has used the mechanism, so that a child finds the parent's remains of it.
+                let Some(mut parents) = slot(&image, strategy, access) else { continue };
+                assert!(works(&mut parents, 7));
+                // The same addresses, so that a stale reference to the parent's pages would reach
+                // these.
+                assert!(
+                    in_child(|| {
+                        drop(parents);
+                        let mut mine = slot(&image, strategy, access).unwrap();
+                        works(&mut mine, 7)
+                    }),
+                    "{strategy}, {access:?}"
+                );
+            }
+        },
+    );
 }
 
 #[test]
 fn every_operation_on_a_slot_of_the_parent_is_refused_in_a_child() {
-    alone("fork::every_operation_on_a_slot_of_the_parent_is_refused_in_a_child", || {
+    run_isolated("fork::every_operation_on_a_slot_of_the_parent_is_refused_in_a_child", || {
         let (first, other) = (image(7), image(8));
         for kind in [TrackerKind::UffdSigbus, TrackerKind::UffdScan, TrackerKind::Mprotect] {
             let strategy = Strategy::WriteSet(Some(kind));
@@ -143,7 +146,7 @@ fn every_operation_on_a_slot_of_the_parent_is_refused_in_a_child() {
 
 #[test]
 fn images_that_a_child_makes_and_drops_change_none_of_its_parents() {
-    alone("fork::images_that_a_child_makes_and_drops_change_none_of_its_parents", || {
+    run_isolated("fork::images_that_a_child_makes_and_drops_change_none_of_its_parents", || {
         // More images than get their own files, so that the last ones share one.
         let mut images: Vec<Image> = (0..110).map(|at| image(at as u8)).collect();
         let child_first = in_child(|| {
@@ -167,7 +170,7 @@ fn images_that_a_child_makes_and_drops_change_none_of_its_parents() {
 
 #[test]
 fn images_that_a_parent_drops_stay_its_childs() {
-    alone("fork::images_that_a_parent_drops_stay_its_childs", || {
+    run_isolated("fork::images_that_a_parent_drops_stay_its_childs", || {
         let images: Vec<Image> = (0..110).map(|at| image(at as u8)).collect();
         let (mut told, mut tells) = std::io::pipe().unwrap();
         let child = forked(|| {
@@ -185,7 +188,7 @@ fn images_that_a_parent_drops_stay_its_childs() {
 
 #[test]
 fn a_child_that_drops_a_slot_during_a_capture_waits_for_no_lock_of_its_parent() {
-    alone(
+    run_isolated(
         "fork::a_child_that_drops_a_slot_during_a_capture_waits_for_no_lock_of_its_parent",
         || {
             for kind in [TrackerKind::UffdSigbus, TrackerKind::Mprotect] {

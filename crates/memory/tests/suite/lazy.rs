@@ -225,10 +225,11 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
         return;
     }
     if std::env::var_os(CHILD).is_none() {
-        let status = afresh_sys::again("lazy::touching_a_page_that_never_comes_raises_sigsegv")
-            .env(CHILD, "1")
-            .status()
-            .unwrap();
+        let status =
+            afresh_sys::test_command("lazy::touching_a_page_that_never_comes_raises_sigsegv")
+                .env(CHILD, "1")
+                .status()
+                .unwrap();
         assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}");
         return;
     }
@@ -445,7 +446,7 @@ fn code_that_checks_for_a_loss_gets_zeros_in_place_of_pages_that_never_come() {
     if uffd_missing() {
         return;
     }
-    afresh_sys::alone(NAME, || {
+    afresh_sys::run_isolated(NAME, || {
         let content = content();
         let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
         let filler = filler.unwrap();

@@ -6,7 +6,7 @@ use afresh_memory::{
     Image, ImageBuilder, PAGE_SIZE, PageRange, Reservation, Slot, SlotConfig, SlotError, Strategy,
     TrackerKind,
 };
-use afresh_sys::{Call, Protection, alone, host, inject};
+use afresh_sys::{Call, Protection, host, inject, run_isolated};
 
 const PAGES: usize = 512;
 /// More mappings than a test should need to try for.
@@ -39,7 +39,7 @@ fn at_the_limit<T>(
     before: impl FnOnce(&mut Slot) -> T,
     change: impl FnOnce(&mut Slot, T),
 ) {
-    alone(name, || {
+    run_isolated(name, || {
         if host::max_mappings() > MAX_LIMIT {
             return println!("SKIPPED: vm.max_map_count is {}", host::max_mappings());
         }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy, TrackerKind};
-use afresh_sys::alone;
 use afresh_sys::planted::{Bug, must_be_caught};
+use afresh_sys::run_isolated;
 
 use super::prezeroed::{self, BLOCK, FIRST_PAGES, Gate};
 
@@ -48,7 +48,7 @@ fn counter(name: &str) -> u64 {
 /// host's settings.
 fn merged(name: &str, test: impl FnOnce()) {
     const PR_SET_MEMORY_MERGE: i32 = 67;
-    alone(name, || {
+    run_isolated(name, || {
         let turn = fs::File::open(std::env::current_exe().unwrap()).unwrap();
         turn.lock().unwrap();
         // SAFETY: changes a setting of this process, which runs this test alone.

@@ -6,7 +6,7 @@ use afresh_memory::{
     Feature, Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, SlotError,
     Strategy,
 };
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
@@ -70,13 +70,13 @@ fn without_userfaultfd(verdict: u32, says: &str) {
 #[test]
 fn a_host_that_kills_for_userfaultfd_gets_another_tracker() {
     let name = "missing_features::a_host_that_kills_for_userfaultfd_gets_another_tracker";
-    alone(name, || without_userfaultfd(RET_KILL_PROCESS, "would end this process"));
+    run_isolated(name, || without_userfaultfd(RET_KILL_PROCESS, "would end this process"));
 }
 
 #[test]
 fn where_userfaultfd_is_refused_another_tracker_serves() {
     let refused = RET_ERRNO | libc::EPERM as u32;
-    alone("missing_features::where_userfaultfd_is_refused_another_tracker_serves", || {
+    run_isolated("missing_features::where_userfaultfd_is_refused_another_tracker_serves", || {
         without_userfaultfd(refused, "not permitted");
     });
 }
@@ -96,7 +96,7 @@ fn without_memfd(verdict: u32) {
 
 #[test]
 fn without_memfd_create_no_strategy_is_promised() {
-    alone("missing_features::without_memfd_create_no_strategy_is_promised", || {
+    run_isolated("missing_features::without_memfd_create_no_strategy_is_promised", || {
         without_memfd(RET_ERRNO | libc::ENOSYS as u32);
         let error = image().unwrap_err().to_string();
         assert!(error.contains("memfd_create"), "{error}");
@@ -105,7 +105,7 @@ fn without_memfd_create_no_strategy_is_promised() {
 
 #[test]
 fn a_host_that_kills_for_memfd_create_is_probed_safely() {
-    alone("missing_features::a_host_that_kills_for_memfd_create_is_probed_safely", || {
+    run_isolated("missing_features::a_host_that_kills_for_memfd_create_is_probed_safely", || {
         without_memfd(RET_KILL_PROCESS);
     });
 }

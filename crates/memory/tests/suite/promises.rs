@@ -82,7 +82,7 @@ fn signal_of_touching(test: &str, strategy: Strategy, page: isize) -> Option<i32
         unsafe { slot.base().offset(page * PAGE_SIZE as isize).write_volatile(1) };
         std::process::exit(0);
     }
-    afresh_sys::again(test)
+    afresh_sys::test_command(test)
         .arg("--test-threads=1")
         .env("AFRESH_TEST_TOUCH", format!("{strategy} {page}"))
         .stdout(std::process::Stdio::null())
@@ -358,7 +358,7 @@ fn an_opened_range_takes_a_system_call_under_every_tracker() {
 #[test]
 fn ten_thousand_images_do_not_exhaust_descriptors() {
     // Other tests of this process would count as well.
-    afresh_sys::alone("promises::ten_thousand_images_do_not_exhaust_descriptors", || {
+    afresh_sys::run_isolated("promises::ten_thousand_images_do_not_exhaust_descriptors", || {
         let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = count();
         let images: Vec<Image> = (0..10_000).map(|n| image(1, (n % 250) as u8 + 1)).collect();
@@ -401,7 +401,7 @@ fn an_image_that_stores_a_page_in_a_gap_is_refused() {
 
 /// Runs one test of this file again, in a child with the given changes.
 fn again(test: &str, change: impl FnOnce(&mut std::process::Command)) -> std::io::Result<String> {
-    let mut child = afresh_sys::again(test);
+    let mut child = afresh_sys::test_command(test);
     child.arg("--test-threads=1");
     change(&mut child);
     let output = child.output()?;
@@ -514,7 +514,7 @@ fn planted_bugs_of_the_safeguards_are_caught() {
 #[test]
 fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
     // Other tests of this process would count as well.
-    afresh_sys::alone(
+    afresh_sys::run_isolated(
         "promises::hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process",
         || {
             const SLOTS: usize = 300;

@@ -4,8 +4,8 @@
 use std::os::fd::AsRawFd;
 
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, Slot, SlotConfig};
-use afresh_sys::alone;
 use afresh_sys::planted::{self, Bug};
+use afresh_sys::run_isolated;
 use proptest::prelude::*;
 
 /// Memory of the files that hold `image`, in pages.
@@ -107,7 +107,7 @@ fn a_file_for_another_process_keeps_its_pages() {
 /// the parent drops some of them. States that are made later give their pages back.
 #[test]
 fn pages_that_a_child_may_read_stay() {
-    alone("reclaim::pages_that_a_child_may_read_stay", || {
+    run_isolated("reclaim::pages_that_a_child_may_read_stay", || {
         let (slot, mut states) = turns();
         let mut dropped = [0; 2];
         // SAFETY: fills two descriptors.

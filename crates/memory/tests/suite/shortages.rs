@@ -10,7 +10,7 @@ use afresh_memory::{
     SlotError, Strategy, TrackerKind,
 };
 use afresh_sys::planted::{Bug, must_be_caught};
-use afresh_sys::{Call, Protection, alone, inject};
+use afresh_sys::{Call, Protection, inject, run_isolated};
 
 use crate::common::{lazy_image, occupied};
 
@@ -27,7 +27,7 @@ fn descriptors() -> usize {
 #[test]
 fn images_that_are_kept_here_and_there_take_few_descriptors() {
     const NAME: &str = "shortages::images_that_are_kept_here_and_there_take_few_descriptors";
-    alone(NAME, || {
+    run_isolated(NAME, || {
         let before = descriptors();
         let mut kept = Vec::new();
         let mut recent = Vec::new();
@@ -66,7 +66,7 @@ fn limit(resource: libc::__rlimit_resource_t, soft: Option<u64>) -> u64 {
 
 #[test]
 fn userfaultfd_serves_again_after_descriptors_ran_out() {
-    alone("shortages::userfaultfd_serves_again_after_descriptors_ran_out", || {
+    run_isolated("shortages::userfaultfd_serves_again_after_descriptors_ran_out", || {
         let image = image(4, 1);
         let strategy = Strategy::WriteSet(Some(TrackerKind::UffdSigbus));
         let make = || Slot::new(&image, SlotConfig { strategy, ..SlotConfig::default() });
@@ -96,7 +96,7 @@ fn userfaultfd_serves_again_after_descriptors_ran_out() {
 
 #[test]
 fn memory_that_is_locked_is_reset_too() {
-    alone("shortages::memory_that_is_locked_is_reset_too", || {
+    run_isolated("shortages::memory_that_is_locked_is_reset_too", || {
         // SAFETY: concerns this process alone, which ends with the test.
         if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
             return println!("SKIPPED: mlockall: {}", std::io::Error::last_os_error());
@@ -136,7 +136,7 @@ fn a_read_of_a_slot_whose_source_is_dead_is_an_error() {
     if uffd_missing() {
         return;
     }
-    alone("shortages::a_read_of_a_slot_whose_source_is_dead_is_an_error", || {
+    run_isolated("shortages::a_read_of_a_slot_whose_source_is_dead_is_an_error", || {
         let content = vec![3; 20 * PAGE_SIZE];
         let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
         let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
@@ -172,25 +172,28 @@ fn a_preload_that_fails_leaves_a_slot_that_refuses() {
 
 #[test]
 fn an_image_whose_view_cannot_be_registered_is_filled_all_the_same() {
-    alone("shortages::an_image_whose_view_cannot_be_registered_is_filled_all_the_same", || {
-        let content = vec![3; 20 * PAGE_SIZE];
-        let plan = inject::Plan {
-            call: Some(Call::UffdRegister),
-            after: 1,
-            times: 1,
-            errno: libc::ENOMEM,
-        };
-        let ((image, filler), fired) =
-            inject::with(plan, || lazy_image(&content, &occupied(&content), Duration::ZERO));
-        if fired == 0 {
-            return println!("SKIPPED: nothing is registered here");
-        }
-        assert!(!filler.unwrap().inserter().is_live());
-        let slot = Slot::new(&image, SlotConfig::default()).unwrap();
-        let mut bytes = vec![0; 20 * PAGE_SIZE];
-        slot.read(0, &mut bytes).unwrap();
-        assert_eq!(bytes, content);
-    });
+    run_isolated(
+        "shortages::an_image_whose_view_cannot_be_registered_is_filled_all_the_same",
+        || {
+            let content = vec![3; 20 * PAGE_SIZE];
+            let plan = inject::Plan {
+                call: Some(Call::UffdRegister),
+                after: 1,
+                times: 1,
+                errno: libc::ENOMEM,
+            };
+            let ((image, filler), fired) =
+                inject::with(plan, || lazy_image(&content, &occupied(&content), Duration::ZERO));
+            if fired == 0 {
+                return println!("SKIPPED: nothing is registered here");
+            }
+            assert!(!filler.unwrap().inserter().is_live());
+            let slot = Slot::new(&image, SlotConfig::default()).unwrap();
+            let mut bytes = vec![0; 20 * PAGE_SIZE];
+            slot.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, content);
+        },
+    );
 }
 
 /// Whether all of `pages` is mapped, by anything.
@@ -210,7 +213,7 @@ fn is_mapped(memory: &Reservation, pages: PageRange) -> bool {
 #[test]
 fn a_mapping_that_cannot_be_moved_leaves_no_hole() {
     const PAGES: PageRange = PageRange::new(0, 512);
-    alone("shortages::a_mapping_that_cannot_be_moved_leaves_no_hole", || {
+    run_isolated("shortages::a_mapping_that_cannot_be_moved_leaves_no_hole", || {
         let file = afresh_sys::Memfd::new(c"content").unwrap();
         file.write_at(&vec![9; PAGES.byte_len()], 0).unwrap();
         for resource in [libc::RLIMIT_DATA, libc::RLIMIT_AS] {

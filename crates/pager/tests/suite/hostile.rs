@@ -29,7 +29,7 @@ fn in_a_child(test: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let out = afresh_sys::again(test).env(CHILD, "1").output().unwrap();
+    let out = afresh_sys::test_command(test).env(CHILD, "1").output().unwrap();
     let said =
         String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{test} ended with {}:\n{said}", out.status);

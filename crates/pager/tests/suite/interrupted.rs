@@ -151,7 +151,7 @@ fn files(dir: &Path) -> BTreeSet<PathBuf> {
 
 /// This process's own child, running the test `name` again with `variable` set to `value`.
 fn again(name: &str, variable: &str, value: impl AsRef<std::ffi::OsStr>) -> Command {
-    let mut command = afresh_sys::again(name);
+    let mut command = afresh_sys::test_command(name);
     command.env(variable, value);
     command
 }

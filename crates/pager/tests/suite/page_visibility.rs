@@ -195,7 +195,7 @@ fn no_thread_ever_sees_a_part_of_a_page() {
 
 /// Runs `name` again in a new process with `argument`, and returns its exit status.
 fn in_a_child(name: &str, argument: &str) -> std::process::Output {
-    afresh_sys::again(name)
+    afresh_sys::test_command(name)
         .arg("--test-threads=1")
         .env("AFRESH_TEST_CHILD", argument)
         .output()

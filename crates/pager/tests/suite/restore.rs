@@ -331,7 +331,7 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
     }
     for number in 0..faulty_options(TEST_TIMEOUT).len() * 3 {
         let started = Instant::now();
-        let output = afresh_sys::again(
+        let output = afresh_sys::test_command(
             "restore::a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest",
         )
         .env(CHILD, number.to_string())

@@ -70,7 +70,7 @@ fn a_process_that_was_stopped_longer_than_the_limit_is_filled_when_it_continues(
         return;
     }
     for answer in ["thread", "sigbus"] {
-        let mut child = afresh_sys::again(NAME)
+        let mut child = afresh_sys::test_command(NAME)
             .env(CHILD, answer)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -76,7 +76,7 @@ impl IndexJson {
     }
 
     /// The manifest that `name` means.
-    pub(crate) fn meaning(&self, name: &str) -> Option<Sha256> {
+    pub(crate) fn target(&self, name: &str) -> Option<Sha256> {
         self.manifests.iter().find(|it| it.name() == Some(name))?.digest.parse().ok()
     }
 

@@ -40,7 +40,7 @@ impl Store {
                     let now = self.resolve_named(name).ok().filter(|(now, _)| *now != id);
                     (id, named) = now.ok_or(error)?;
                 }
-                // A digest never changes its meaning.
+                // A digest never changes its target.
                 opened => {
                     return opened.map(|snapshot| match &named {
                         Some(name) => snapshot.with_name(self.root(), name),

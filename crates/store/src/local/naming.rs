@@ -1,13 +1,13 @@
-//! Names: each change replaces the meaning that it was made from, or fails.
+//! Names: each change replaces the target that it was made from, or fails.
 //!
-//! Promises: a name never means a snapshot whose blobs are missing. A change that expects a meaning
+//! Promises: a name never means a snapshot whose blobs are missing. A change that expects a target
 //! is refused once the name has another one, or the session has further turns. A turn that was
-//! appended belongs to the meaning that a change replaces, or its append fails. May break it:
+//! appended belongs to the target that a change replaces, or its append fails. May break it:
 //! programs that write `index.json` or remove blobs without the store's locks.
 //!
 //! Locks are taken in this order: `.blob-lock` shared, `.index-lock`, the journal. A writer of
 //! turns takes the journal only, and reads `index.json` under it. A change writes `index.json`
-//! under both, so an append happens before the change and is part of the meaning that it compares,
+//! under both, so an append happens before the change and is part of the target that it compares,
 //! or after it and finds the new `index.json`. The kernel releases each lock when its holder dies.
 
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ use crate::local::store::check_name;
 use crate::turn::JournalFile;
 use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
 
-/// The meaning that a name must have when it gets another.
+/// The target that a name must have when it gets another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ExpectedName {
     /// Any, or none.
@@ -62,13 +62,13 @@ impl Store {
     /// blobs that `id` needs are made durable first.
     ///
     /// # Errors
-    /// A name that cannot be a tag, a blob that is missing, or an I/O error; the old meaning stays
+    /// A name that cannot be a tag, a blob that is missing, or an I/O error; the old target stays
     /// then.
     pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
         self.rename(name, id, ExpectedName::Any)
     }
 
-    /// As [`Store::tag`], if the name has the expected meaning.
+    /// As [`Store::tag`], if the name has the expected target.
     pub(crate) fn rename(
         &self,
         name: &str,
@@ -102,7 +102,7 @@ impl Store {
         Ok(())
     }
 
-    /// Refuses a meaning that is not the expected one.
+    /// Refuses a target that is not the expected one.
     fn compare(
         &self,
         name: &str,
@@ -125,7 +125,7 @@ impl Store {
         if same || is(Bug::Expected) { Ok(()) } else { Err(self.moved(name)) }
     }
 
-    /// The error for a name that has another meaning than expected.
+    /// The error for a name that has another target than expected.
     pub(crate) fn moved(&self, name: &str) -> SaveError {
         SaveError::Moved(self.root().join(name))
     }
@@ -160,12 +160,12 @@ impl Store {
         Some(LockedJournal { path, _lock: lock })
     }
 
-    /// The meaning of `name` that a change made from `snapshot` replaces: `snapshot` where it was
+    /// The target of `name` that a change made from `snapshot` replaces: `snapshot` where it was
     /// opened by that name, or the name means it; any other otherwise.
     pub(crate) fn replaced_by(&self, name: &str, snapshot: &Snapshot) -> ExpectedName {
         let by = snapshot.opened_by();
         let opened = by.is_some_and(|(root, by)| by == name && same_file(root, self.root()));
-        let means = || self.index().ok().and_then(|index| index.meaning(name));
+        let means = || self.index().ok().and_then(|index| index.target(name));
         match snapshot.turns() {
             _ if !opened && means() != Some(snapshot.id()) => ExpectedName::Any,
             Some(turns) => ExpectedName::Session(snapshot.id(), turns.bytes),

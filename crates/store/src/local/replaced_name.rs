@@ -1,10 +1,10 @@
-//! The meaning of a name that a save replaces.
+//! The target of a name that a save replaces.
 
 use crate::local::naming::ExpectedName;
 use crate::turn::Journal;
 use crate::{Sha256, Snapshot};
 
-/// The meaning of a name that a save replaces. The save is refused if the name has another one.
+/// The target of a name that a save replaces. The save is refused if the name has another one.
 #[derive(Clone, Copy, Debug)]
 pub enum ReplacedName<'a> {
     /// Any, or none.
@@ -31,7 +31,7 @@ impl ReplacedName<'_> {
     }
 }
 
-/// The meaning that a name must have when a snapshot gets it; any by default.
+/// The target that a name must have when a snapshot gets it; any by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameCondition(pub(crate) ExpectedName);
 

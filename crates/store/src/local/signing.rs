@@ -50,7 +50,7 @@ impl Store {
         let mut staging = self.stage()?;
         loop {
             // A name that means nothing may still stand for the only snapshot.
-            let expected = ExpectedName::Manifest(self.index()?.meaning(name));
+            let expected = ExpectedName::Manifest(self.index()?.target(name));
             let mut manifest = read_manifest(self, self.resolve(name)?)?;
             if manifest.journal()?.is_some() {
                 return Err(SaveError::Session);
@@ -58,7 +58,7 @@ impl Store {
             manifest.sign(key)?;
             let (id, _) = staging.put(print(&manifest)?)?;
             match self.rename(name, Some(id), expected) {
-                // Saved or signed since: the signature is for the new meaning.
+                // Saved or signed since: the signature is for the new target.
                 Err(SaveError::Moved(_)) => {}
                 renamed => return renamed.map(|()| id),
             }

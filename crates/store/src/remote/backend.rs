@@ -25,8 +25,8 @@ pub(super) trait Source {
 /// Connections that are opened ahead.
 pub(super) const CONNECTIONS: usize = 4;
 
-/// The meaning of a name.
-pub(super) struct Meaning {
+/// The manifest that a name refers to.
+pub(super) struct ResolvedName {
     /// Digest of the manifest.
     pub(super) id: Sha256,
     /// Its length, where the remote says so.
@@ -39,7 +39,7 @@ pub(super) struct Meaning {
 #[async_trait(?Send)]
 pub(super) trait Backend: fmt::Display + Send + Sync {
     /// Looks up a name: a tag, or a manifest digest in the form `sha256:…`.
-    async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError>;
+    async fn resolve(&self, name: &str) -> Result<ResolvedName, RemoteError>;
 
     /// Begins to open connections, as many as opening a snapshot may use, and waits for none of
     /// them.
@@ -143,7 +143,7 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         Ok(None)
     }
 
-    /// Makes `name` mean a manifest whose blobs are all there, if it has the expected meaning.
+    /// Makes `name` mean a manifest whose blobs are all there, if it has the expected target.
     /// Atomic: at every moment the name means the old manifest or the new one. The session that it
     /// meant takes no turn from then on.
     async fn publish(

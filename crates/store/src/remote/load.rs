@@ -91,13 +91,13 @@ impl Remote {
 
     /// The bytes that `name` means, and their digest.
     pub(super) async fn document_of(&self, name: &str) -> Result<(Sha256, Vec<u8>), RemoteError> {
-        let meaning = self.backend.resolve(name).await?;
-        let id = meaning.id;
-        let bytes = match meaning.manifest {
+        let target = self.backend.resolve(name).await?;
+        let id = target.id;
+        let bytes = match target.manifest {
             Some(bytes) => bytes,
             None => {
                 let fetch = self.backend.manifest(id, MAX_MANIFEST);
-                self.small("the manifest", id, meaning.size, MAX_MANIFEST, fetch).await?
+                self.small("the manifest", id, target.size, MAX_MANIFEST, fetch).await?
             }
         };
         Ok((id, bytes))

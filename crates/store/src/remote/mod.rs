@@ -8,8 +8,8 @@
 //! are used. Everything fetched is checked against its digest before it is used, whatever the
 //! server sent.
 //!
-//! Promises: a name changes its meaning last and at once, so a push that is killed leaves the old
-//! meaning or the new one; every request has a time limit and a bounded number of attempts, so a
+//! Promises: a name changes its target last and at once, so a push that is killed leaves the old
+//! target or the new one; every request has a time limit and a bounded number of attempts, so a
 //! dead server is an error and not a hang; a server that is away for a moment costs its guests that
 //! moment ([`RetryPolicy::outage`]); a server that fails most requests is not asked more often for
 //! that, because retries have a budget ([`Remote::retry_counts`]); few round trips are between

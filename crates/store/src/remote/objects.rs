@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
 use self::conditions::is_conflict;
-use super::backend::{Backend, CONNECTIONS, Meaning, Source};
+use super::backend::{Backend, CONNECTIONS, ResolvedName, Source};
 use super::retry::Retrier;
 use super::stored_object::StoredObject;
 use super::{RemoteError, retry};
@@ -206,14 +206,14 @@ impl Backend for Objects {
         Ok(check_name(name)?)
     }
 
-    async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError> {
+    async fn resolve(&self, name: &str) -> Result<ResolvedName, RemoteError> {
         if let Ok(id) = name.parse() {
-            return Ok(Meaning { id, size: None, manifest: None });
+            return Ok(ResolvedName { id, size: None, manifest: None });
         }
         let snapshots = self.snapshots().await?;
         let found = resolve_in(&snapshots, name)?;
         let id = found.digest("`index.json`")?;
-        Ok(Meaning { id, size: Some(found.size), manifest: None })
+        Ok(ResolvedName { id, size: Some(found.size), manifest: None })
     }
 
     async fn tags(&self) -> Result<Vec<Tag>, RemoteError> {
@@ -422,7 +422,7 @@ impl Backend for Objects {
                 Some((index, version)) => (index, Some(version)),
                 None => (IndexJson::default(), None),
             };
-            if index.meaning(name) == Some(id) {
+            if index.target(name) == Some(id) {
                 // Also after a write whose answer was lost.
                 return Ok(());
             }

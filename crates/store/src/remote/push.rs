@@ -68,13 +68,13 @@ impl Remote {
         self.push_over(local, snapshot, name, encoding, ReplacedName::Any, progress)
     }
 
-    /// As [`Remote::push`], if `name` has the meaning that is to be replaced. A registry that
+    /// As [`Remote::push`], if `name` has the target that is to be replaced. A registry that
     /// ignores conditions of a write may lose the tag of a writer that finished while this one sent
     /// its last request; a tag that another writer replaces before it is read back is an error
     /// here.
     ///
     /// # Errors
-    /// As [`Remote::push`]; [`SaveError::Moved`] when the name has another meaning.
+    /// As [`Remote::push`]; [`SaveError::Moved`] when the name has another target.
     pub fn push_over(
         &self,
         local: &Store,

@@ -2,7 +2,7 @@
 //!
 //! Promises: a turn that was appended is there, whole, and opens as the state that the session had.
 //! Of two writers that append to the same turn one is refused: a store that ignores conditions of
-//! writes takes no session. A session that is saved whole replaces the meaning that its writer
+//! writes takes no session. A session that is saved whole replaces the target that its writer
 //! knows, with no further turns, or fails. If the answer is lost, it can be saved again. May break
 //! it: as for local journals, a writer that removes the last turns makes it the same session,
 //! earlier.

@@ -11,7 +11,7 @@ use crate::local::naming::ExpectedName;
 use crate::turn::JOURNAL_HEADER;
 use crate::{SaveError, Sha256};
 
-/// Names that are remembered. Of more, a change has to be repeated over any meaning.
+/// Names that are remembered. Of more, a change has to be repeated over any target.
 const MAX_UNANSWERED: usize = 1024;
 
 /// Changes of one name that are remembered, of those without an answer in sequence.
@@ -22,8 +22,8 @@ const MAX_CHANGES: usize = 8;
 pub(super) struct UnansweredNames(Mutex<HashMap<String, Vec<Sha256>>>);
 
 impl UnansweredNames {
-    /// Changes the meaning of `name` to the session of the manifest `id`. `publish` does so for an
-    /// expected meaning.
+    /// Changes the target of `name` to the session of the manifest `id`. `publish` does so for an
+    /// expected target.
     pub(super) fn publish(
         &self,
         name: &str,

@@ -38,7 +38,7 @@ impl NamingIndex {
         let bytes = read_bounded(&self.path, "`index.json`", MAX_INDEX_JSON)?;
         let index: IndexJson = parse("`index.json`", &bytes)?;
         let named = match &self.name {
-            Some(name) => index.meaning(name) == Some(base),
+            Some(name) => index.target(name) == Some(base),
             None => index.manifests.iter().any(|it| it.digest.parse() == Ok(base)),
         };
         let after = identity(&fs::symlink_metadata(&self.path).map_err(io)?);

@@ -71,7 +71,7 @@ impl Store {
     /// files.
     ///
     /// # Errors
-    /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another meaning than
+    /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another target than
     /// `replaced`; the name means then what it meant before.
     pub fn begin_turns(
         &self,

@@ -32,7 +32,7 @@ pub struct SnapshotOptions {
     pub compared: bool,
     /// Pages to copy into a working-set layer, which is read first. In order and without overlap.
     pub working_set: Vec<PageRange>,
-    /// The meaning that the name must have.
+    /// The target that the name must have.
     pub condition: NameCondition,
     /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
     #[cfg(feature = "seal")]
@@ -96,11 +96,11 @@ impl SnapshotOptions {
 }
 
 impl Store {
-    /// Saves `memory` under `name` and returns its id. A name that is in use changes its meaning
+    /// Saves `memory` under `name` and returns its id. A name that is in use changes its target
     /// once everything is on disk; programs that have the old snapshot open keep it.
     ///
     /// # Errors
-    /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another meaning than
+    /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another target than
     /// [`SnapshotOptions::condition`]; the name means then what it meant before.
     pub fn save(
         &self,

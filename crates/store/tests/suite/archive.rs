@@ -370,13 +370,14 @@ fn kill_during_save_leaves_the_old_archive_or_the_new_one() {
     let path = dir.path().join("guest.afresh");
     let mut left_behind = 0;
     for attempt in 0..15 {
-        let mut child =
-            afresh_sys::again("archive::kill_during_save_leaves_the_old_archive_or_the_new_one")
-                .env(CHILD, &path)
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
+        let mut child = afresh_sys::test_command(
+            "archive::kill_during_save_leaves_the_old_archive_or_the_new_one",
+        )
+        .env(CHILD, &path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // Killed at another moment of a save each time, after at least one is done.
         assert!(lines.any(|line| line.unwrap().contains("saved")));

@@ -325,7 +325,7 @@ impl Matrix {
 
     /// Runs the child for step `at`, and returns whether it passed all steps.
     fn run_child(&self, place: &Path, number: usize, at: usize) -> bool {
-        let status = afresh_sys::again(self.test)
+        let status = afresh_sys::test_command(self.test)
             .env(CHILD, format!("{}|{number}|{at}", place.display()))
             .stdout(Stdio::null())
             .stderr(Stdio::null())

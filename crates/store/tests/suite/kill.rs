@@ -34,7 +34,7 @@ fn kill_during_save_leaves_old_or_new() {
     store.save("a", &memory(&content(0)), &save).unwrap();
     let mut left_behind = 0;
     for attempt in 0..15 {
-        let mut child = afresh_sys::again("kill::kill_during_save_leaves_old_or_new")
+        let mut child = afresh_sys::test_command("kill::kill_during_save_leaves_old_or_new")
             .env(CHILD, dir.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -157,7 +157,7 @@ impl Drop for Server {
 }
 
 fn spawn(address: SocketAddr, dir: &Path, busy: usize) -> Child {
-    let mut command = afresh_sys::again("outage::serve");
+    let mut command = afresh_sys::test_command("outage::serve");
     command
         .env(SERVE, format!("{address} {busy} {}", dir.display()))
         .stdin(Stdio::null())

@@ -37,7 +37,7 @@ impl Pages for Repeated {
 #[test]
 fn a_process_that_can_start_no_thread_saves_and_checks() {
     if std::env::var_os(CHILD).is_none() {
-        let status = afresh_sys::again(TEST)
+        let status = afresh_sys::test_command(TEST)
             .env(CHILD, "1")
             .env("RUST_MIN_STACK", STACK.to_string())
             .status()

@@ -363,7 +363,7 @@ fn a_kill_leaves_every_turn_that_was_said_to_be_saved() {
     drop(session(&store, "a", 0));
     for attempt in 0..12 {
         let mut child =
-            afresh_sys::again("turns::a_kill_leaves_every_turn_that_was_said_to_be_saved")
+            afresh_sys::test_command("turns::a_kill_leaves_every_turn_that_was_said_to_be_saved")
                 .env(CHILD, dir.path())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())

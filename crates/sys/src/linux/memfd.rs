@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn a_file_beyond_the_limit_of_files_is_refused_without_a_signal() {
         const PAGE: usize = crate::PAGE_SIZE;
-        crate::alone(
+        crate::run_isolated(
             "linux::memfd::tests::a_file_beyond_the_limit_of_files_is_refused_without_a_signal",
             || {
                 let file = Memfd::new(c"limited").unwrap();

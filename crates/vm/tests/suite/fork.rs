@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::common::{guest, kvm, words};
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 use afresh_vm::{CallError, GuestError, Sandbox, VerifyError};
 
 #[test]
@@ -14,7 +14,7 @@ fn deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there() {
     }
     let name = "fork::deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there";
     // Other tests' locks might be held when it forks.
-    alone(name, deadlines);
+    run_isolated(name, deadlines);
 }
 
 fn deadlines() {
@@ -56,7 +56,7 @@ fn a_parent_is_reset_completely_whatever_its_forked_child_does() {
         return;
     }
     let name = "fork::a_parent_is_reset_completely_whatever_its_forked_child_does";
-    alone(name, tries);
+    run_isolated(name, tries);
 }
 
 fn tries() {

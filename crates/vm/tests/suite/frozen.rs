@@ -477,7 +477,7 @@ fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
         return;
     }
     if std::env::var_os(CHILD).is_none() {
-        let status = afresh_sys::again(
+        let status = afresh_sys::test_command(
             "frozen::without_a_userfaultfd_for_the_kernel_everything_is_there_first",
         )
         .env(CHILD, "1")

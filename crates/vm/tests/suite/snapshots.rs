@@ -171,7 +171,7 @@ proptest! {
 #[test]
 fn forks_share_the_memory_they_do_not_write() {
     // Other tests of this process would count as well.
-    afresh_sys::alone("snapshots::forks_share_the_memory_they_do_not_write", || {
+    afresh_sys::run_isolated("snapshots::forks_share_the_memory_they_do_not_write", || {
         if !kvm() {
             return;
         }

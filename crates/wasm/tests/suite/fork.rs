@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Guest, GuestOptions, LoadError, Val, Warm, WarmUp,
 };
@@ -75,7 +75,7 @@ fn in_child<const N: usize>(work: impl FnOnce() -> [i64; N]) -> Option<[i64; N]>
 
 #[test]
 fn parent_and_children_draw_different_entropy_and_numbers() {
-    alone("fork::parent_and_children_draw_different_entropy_and_numbers", || {
+    run_isolated("fork::parent_and_children_draw_different_entropy_and_numbers", || {
         let warm = warm(GuestOptions::default());
         let draw = || {
             let entropy = [ask(&warm, "high"), ask(&warm, "low")];
@@ -95,7 +95,7 @@ fn parent_and_children_draw_different_entropy_and_numbers() {
 
 #[test]
 fn timeouts_come_in_a_child() {
-    alone("fork::timeouts_come_in_a_child", || {
+    run_isolated("fork::timeouts_come_in_a_child", || {
         let timeout = Some(Duration::from_millis(50));
         let warm = warm(GuestOptions { timeout, ..GuestOptions::default() });
         let spin = || match warm.lease().unwrap().call("spin", &[]) {
@@ -110,7 +110,7 @@ fn timeouts_come_in_a_child() {
 
 #[test]
 fn every_call_in_a_child_starts_from_the_warm_state() {
-    alone("fork::every_call_in_a_child_starts_from_the_warm_state", || {
+    run_isolated("fork::every_call_in_a_child_starts_from_the_warm_state", || {
         let warm = warm(GuestOptions::default());
         let three = || [(); 3].map(|()| ask(&warm, "count"));
         assert_eq!(three(), [1, 1, 1]);
@@ -121,7 +121,7 @@ fn every_call_in_a_child_starts_from_the_warm_state() {
 
 #[test]
 fn a_forked_child_compiles_with_its_own_engine() {
-    alone("fork::a_forked_child_compiles_with_its_own_engine", || {
+    run_isolated("fork::a_forked_child_compiles_with_its_own_engine", || {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let wasm = wat::parse_str(GUEST).unwrap();
         let count = |engine: &Engine| {

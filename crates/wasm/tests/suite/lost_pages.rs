@@ -9,7 +9,7 @@ use afresh_memory::{Feature, Features};
 use afresh_pager::Options;
 use afresh_snapshot::Guest as _;
 use afresh_store::{Encoding, Store};
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Frozen, Guest, GuestOptions, Host, Imports, Mode, Output,
     Session, SnapshotOptions, Warm, WarmComponent, WarmUp, Wasi,
@@ -186,7 +186,7 @@ macro_rules! losses {
         $(#[test]
         fn $test() {
             if lazy() {
-                alone(concat!("lost_pages::", stringify!($test)), || {
+                run_isolated(concat!("lost_pages::", stringify!($test)), || {
                     lose(Mode::Reset, $name);
                     lose(Mode::Fresh, $name);
                 });
@@ -212,7 +212,7 @@ fn wasi_does_not_print_a_lost_page() {
     if !lazy() {
         return;
     }
-    alone("lost_pages::wasi_does_not_print_a_lost_page", || {
+    run_isolated("lost_pages::wasi_does_not_print_a_lost_page", || {
         for mode in [Mode::Reset, Mode::Fresh] {
             let damaged = DamagedGuest::new(mode);
             let mut lease = damaged.warm.lease().unwrap();
@@ -233,7 +233,7 @@ fn a_session_with_a_lost_page_has_no_checkpoint_and_rolls_back() {
     if !lazy() {
         return;
     }
-    alone("lost_pages::a_session_with_a_lost_page_has_no_checkpoint_and_rolls_back", || {
+    run_isolated("lost_pages::a_session_with_a_lost_page_has_no_checkpoint_and_rolls_back", || {
         let damaged = DamagedGuest::new(Mode::Reset);
         let root = damaged.warm.root().unwrap();
         let mut session = Session::make(&damaged.warm, &root).unwrap();
@@ -307,27 +307,31 @@ fn a_component_that_returns_a_lost_page_fails_and_is_not_called_again() {
     if !lazy() {
         return;
     }
-    alone("lost_pages::a_component_that_returns_a_lost_page_fails_and_is_not_called_again", || {
-        let engine = Engine::new(EngineConfig::default()).unwrap();
-        let wasm = wat::parse_str(COMPONENT).unwrap();
-        let guest = Guest::new(&engine, &wasm).unwrap();
-        let warm = guest.warm_component_with(&WarmUp::new().call_component("warm", &[])).unwrap();
-        let whole = warm.lease().unwrap().call("text", &[]).unwrap();
-        assert_eq!(whole, [component::Val::String("LOST-PAGE-MARKER".into())]);
-        let (_dir, frozen) = damaged(&warm.freeze().unwrap());
-        let thawed = WarmComponent::thaw(&engine, &GuestOptions::default(), &frozen).unwrap();
-        let (mut lease, mut other) = (thawed.lease().unwrap(), thawed.lease().unwrap());
-        assert_eq!(lease.call("sound", &[]).unwrap(), [component::Val::U32(11)]);
-        assert!(!frozen.memory().pages().is_complete());
-        let error = lease.call("text", &[]).unwrap_err();
-        assert!(is_lost(&error), "{error:?}");
-        assert!(is_lost(&lease.call("sound", &[]).unwrap_err()) && lease.is_cut_short());
-        assert!(is_lost(&lease.check_memory().unwrap_err()));
-        assert!(lease.differences().is_err());
-        assert!(matches!(lease.bindings(), Err(CallError::Memory(_))));
-        drop(lease);
-        assert_eq!(other.call("sound", &[]).unwrap(), [component::Val::U32(11)]);
-        // Code of the embedder that lifts results itself waits for all of the memory.
-        assert!(matches!(other.bindings(), Err(CallError::Memory(_))));
-    });
+    run_isolated(
+        "lost_pages::a_component_that_returns_a_lost_page_fails_and_is_not_called_again",
+        || {
+            let engine = Engine::new(EngineConfig::default()).unwrap();
+            let wasm = wat::parse_str(COMPONENT).unwrap();
+            let guest = Guest::new(&engine, &wasm).unwrap();
+            let warm =
+                guest.warm_component_with(&WarmUp::new().call_component("warm", &[])).unwrap();
+            let whole = warm.lease().unwrap().call("text", &[]).unwrap();
+            assert_eq!(whole, [component::Val::String("LOST-PAGE-MARKER".into())]);
+            let (_dir, frozen) = damaged(&warm.freeze().unwrap());
+            let thawed = WarmComponent::thaw(&engine, &GuestOptions::default(), &frozen).unwrap();
+            let (mut lease, mut other) = (thawed.lease().unwrap(), thawed.lease().unwrap());
+            assert_eq!(lease.call("sound", &[]).unwrap(), [component::Val::U32(11)]);
+            assert!(!frozen.memory().pages().is_complete());
+            let error = lease.call("text", &[]).unwrap_err();
+            assert!(is_lost(&error), "{error:?}");
+            assert!(is_lost(&lease.call("sound", &[]).unwrap_err()) && lease.is_cut_short());
+            assert!(is_lost(&lease.check_memory().unwrap_err()));
+            assert!(lease.differences().is_err());
+            assert!(matches!(lease.bindings(), Err(CallError::Memory(_))));
+            drop(lease);
+            assert_eq!(other.call("sound", &[]).unwrap(), [component::Val::U32(11)]);
+            // Code of the embedder that lifts results itself waits for all of the memory.
+            assert!(matches!(other.bindings(), Err(CallError::Memory(_))));
+        },
+    );
 }

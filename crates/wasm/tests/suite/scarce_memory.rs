@@ -1,6 +1,6 @@
 //! Hosts with few addresses, or little memory, to give away.
 
-use afresh_sys::alone;
+use afresh_sys::run_isolated;
 use afresh_wasm::{
     Engine, EngineConfig, Guest, GuestOptions, Mode, Val, WarmUp, memory_reservation,
 };
@@ -15,7 +15,7 @@ const GUEST: &str = r#"(module
 
 /// Runs the test `name` in a separate process, with a limit on its address space.
 fn limited(name: &str, limit: u64, test: impl FnOnce()) {
-    alone(name, || {
+    run_isolated(name, || {
         let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
         // SAFETY: plain call; it concerns this process, which is the test's own.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
@@ -58,7 +58,7 @@ fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
 
 #[test]
 fn warming_takes_little_more_memory_than_the_guest_itself() {
-    alone("scarce_memory::warming_takes_little_more_memory_than_the_guest_itself", || {
+    run_isolated("scarce_memory::warming_takes_little_more_memory_than_the_guest_itself", || {
         const MIB: usize = 96;
         let wasm = wat::parse_str(format!(
             r#"(module (memory {pages})

@@ -56,7 +56,8 @@ impl PageSource for NumberedPages {
 #[test]
 fn plays_the_pager_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    let watchdog = Watchdog::start(afresh_sys::again(WATCHDOG).env(IS_WATCHDOG, "1")).unwrap();
+    let watchdog =
+        Watchdog::start(afresh_sys::test_command(WATCHDOG).env(IS_WATCHDOG, "1")).unwrap();
     let failed = Arc::new(AtomicBool::new(false));
     let fails = failed.clone();
     let host = VmmHost::new(Some(watchdog), move |event| {
@@ -115,7 +116,7 @@ fn start_pager(
     socket: &Path,
     habit: Option<&str>,
 ) -> (Child, impl Iterator<Item = String> + use<>) {
-    let mut command = afresh_sys::again(PAGER);
+    let mut command = afresh_sys::test_command(PAGER);
     if let Some(habit) = habit {
         command.env(habit, "1");
         // A thread that makes its arena of malloc maps 128 MiB and gives half of it back. A limit

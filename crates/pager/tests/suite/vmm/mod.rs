@@ -246,7 +246,7 @@ fn a_page_that_can_not_be_filled_raises_sigbus() {
         std::process::exit(3);
     }
     let start = Instant::now();
-    let output = afresh_sys::again("vmm::a_page_that_can_not_be_filled_raises_sigbus")
+    let output = afresh_sys::test_command("vmm::a_page_that_can_not_be_filled_raises_sigbus")
         .env(CHILD, "1")
         .output()
         .unwrap();
@@ -282,7 +282,7 @@ fn a_vmm_whose_service_does_not_begin_is_ended_and_not_left_waiting() {
         println!("READ {}", vmm.peek(5));
         std::process::exit(3);
     }
-    let output = afresh_sys::again(NAME).env(CHILD, "1").output().unwrap();
+    let output = afresh_sys::test_command(NAME).env(CHILD, "1").output().unwrap();
     if output.status.code() == Some(9) {
         println!("SKIPPED: no userfaultfd");
         return;
@@ -312,7 +312,7 @@ fn a_refused_vmm_is_ended_and_not_left_waiting() {
         std::process::exit(3);
     }
     let (done, ended) = std::sync::mpsc::channel();
-    let child = afresh_sys::again(NAME)
+    let child = afresh_sys::test_command(NAME)
         .env(CHILD, "1")
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -45,7 +45,7 @@ impl VmmProcess {
     }
 
     fn start_with(socket: &Path, how: &str) -> Option<Self> {
-        let mut child = afresh_sys::again(NAME)
+        let mut child = afresh_sys::test_command(NAME)
             .env(SOCKET, socket)
             .env(HOW, how)
             .stdin(Stdio::piped())

@@ -1,6 +1,6 @@
-//! How a name of an object store gets another meaning: the session that it meant is closed before.
+//! Setting a name of an object store to another target: the session of the old one is closed first.
 //!
-//! Promises: a turn that was appended belongs to the meaning that a change replaces, or its append
+//! Promises: a turn that was appended belongs to the target that a change replaces, or its append
 //! fails. The frame that closes a journal takes the place of its next turn, and the store writes
 //! each place once. May break it: a store that ignores the conditions of writes, which `conditions`
 //! refuses.
@@ -18,7 +18,7 @@ use crate::local::naming::ExpectedName;
 use crate::turn::{CLOSING_LEN, JOURNAL_HEADER, closing_frame};
 
 impl Objects {
-    /// Whether `name` has the expected meaning. Closes the session that it means, unless another
+    /// Whether `name` has the expected target. Closes the session that it means, unless another
     /// name means it, too.
     pub(super) async fn replaces(
         &self,
@@ -26,7 +26,7 @@ impl Objects {
         name: &str,
         expected: ExpectedName,
     ) -> Result<bool, RemoteError> {
-        let means = index.meaning(name);
+        let means = index.target(name);
         if expected != ExpectedName::Any && means != expected.manifest() {
             return Ok(false);
         }

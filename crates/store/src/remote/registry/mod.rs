@@ -2,7 +2,7 @@
 //!
 //! A repository holds the blobs, its tags are the names. Existing blobs are not sent again, pages
 //! are read by ranges, and nothing is read without a limit. The registry is trusted with the
-//! meaning of a tag; open by digest to trust it with nothing.
+//! target of a tag; open by digest to trust it with nothing.
 //!
 //! Credentials go to the registry and its token server only: not to the storage that it redirects
 //! to, not over http where the registry itself speaks https. `docs/decisions/registry-client.md`
@@ -33,7 +33,7 @@ pub(super) use address::Address;
 use self::auth::{Access, Session};
 use self::credentials::Credentials;
 use self::tag_names::TagNames;
-use super::backend::{Backend, CONNECTIONS, Meaning, Source};
+use super::backend::{Backend, CONNECTIONS, ResolvedName, Source};
 use super::retry::Retrier;
 use super::{RemoteError, retry};
 use crate::format::manifest::MAX_MANIFEST;
@@ -44,7 +44,7 @@ const DIGEST: &str = "docker-content-digest";
 /// Maximum bytes of a page of the list of tags, and of pages.
 const MAX_TAG_PAGE: u64 = 4 << 20;
 const MAX_TAG_PAGES: usize = 256;
-/// Tags whose meaning is asked for at the same time.
+/// Tags whose target is asked for at the same time.
 const TAGS_IN_FLIGHT: usize = 8;
 /// Bytes of a refusal that are looked at.
 const MAX_REFUSAL: u64 = 16 << 10;
@@ -253,7 +253,7 @@ impl Registry {
             .await
     }
 
-    /// The meaning of a tag, by its headers alone; `None` for a removed tag.
+    /// The target of a tag, by its headers alone; `None` for a removed tag.
     async fn tag_of(&self, name: String) -> Result<Option<Tag>, RemoteError> {
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
@@ -341,9 +341,9 @@ impl Backend for Registry {
         }
     }
 
-    async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError> {
+    async fn resolve(&self, name: &str) -> Result<ResolvedName, RemoteError> {
         if let Ok(id) = name.parse() {
-            return Ok(Meaning { id, size: None, manifest: None });
+            return Ok(ResolvedName { id, size: None, manifest: None });
         }
         self.check_name(name)?;
         let url = self.url(&format!("manifests/{name}"))?;
@@ -355,7 +355,7 @@ impl Backend for Registry {
                     Some(expected) if expected != id => {
                         Err(OpenError::Digest { what: "the manifest", expected }.into())
                     }
-                    _ => Ok(Meaning { id, size: None, manifest: Some(bytes) }),
+                    _ => Ok(ResolvedName { id, size: None, manifest: Some(bytes) }),
                 }
             }
             Err(error) if error.is_not_found() => {

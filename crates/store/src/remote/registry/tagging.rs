@@ -1,10 +1,10 @@
-//! Tags: giving one a meaning, on the condition that it has the expected one.
+//! Tags: sets one to a manifest, on the condition that it has the expected target.
 //!
 //! The distribution specification has no conditional writes. Some registries honour `If-Match` and
 //! `If-None-Match` as HTTP defines them, and all others ignore the headers. So a tag is compared
 //! before the write, the write carries the condition, and the tag is read back afterwards.
 //!
-//! Promises: with a registry that honours conditions a tag never replaces a meaning that was not
+//! Promises: with a registry that honours conditions a tag never replaces a target that was not
 //! expected. With any other, a writer whose tag was replaced before it read it back gets an error.
 //! Not noticed is a write of another that falls between this one's comparison and its write, if the
 //! other read its tag back before.
@@ -23,18 +23,18 @@ use crate::local::naming::ExpectedName;
 use crate::remote::RemoteError;
 use crate::{SaveError, Sha256};
 
-/// Reads of a tag that still shows its earlier meaning: some registries answer from a cache.
+/// Reads of a tag that still shows its earlier target: some registries answer from a cache.
 const READS: u32 = 4;
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
-/// The meaning of a tag, and the registry's own mark of it.
-struct TagMeaning {
+/// The target of a tag, and the registry's own mark of it.
+struct TagTarget {
     id: Sha256,
     mark: Option<HeaderValue>,
 }
 
 impl Registry {
-    /// Makes `name` mean `id`, if it has the expected meaning.
+    /// Makes `name` mean `id`, if it has the expected target.
     pub(super) async fn tag(
         &self,
         name: &str,
@@ -46,8 +46,8 @@ impl Registry {
             return self.send_manifest(name, id, manifest, None).await;
         }
         let moved = || RemoteError::from(SaveError::Moved(name.into()));
-        let before = self.meaning(name).await?;
-        if before.as_ref().map(|meaning| meaning.id) != expected.manifest() {
+        let before = self.target(name).await?;
+        if before.as_ref().map(|target| target.id) != expected.manifest() {
             return Err(moved());
         }
         let condition = match &before {
@@ -56,7 +56,7 @@ impl Registry {
         };
         match self.send_manifest(name, id, manifest.clone(), condition).await {
             Err(RemoteError::Refused { status: 412, .. }) => {
-                let now = self.meaning(name).await?.map(|meaning| meaning.id);
+                let now = self.target(name).await?.map(|target| target.id);
                 // The answer to an earlier attempt was lost.
                 if now == Some(id) {
                     return Ok(());
@@ -73,7 +73,7 @@ impl Registry {
             if read > 0 {
                 tokio::time::sleep(READ_PAUSE * read).await;
             }
-            match self.meaning(name).await?.map(|meaning| meaning.id) {
+            match self.target(name).await?.map(|target| target.id) {
                 Some(now) if now == id => return Ok(()),
                 now if now == expected.manifest() => {}
                 _ => return Err(moved()),
@@ -81,12 +81,12 @@ impl Registry {
         }
         Err(self.protocol(
             &format!("tag {name}"),
-            "the registry accepted the tag and still shows its earlier meaning: repeat the save",
+            "the registry accepted the tag and still shows its earlier target: repeat the save",
         ))
     }
 
-    /// The present meaning of a tag; `None` for one that does not exist.
-    async fn meaning(&self, name: &str) -> Result<Option<TagMeaning>, RemoteError> {
+    /// The present target of a tag; `None` for one that does not exist.
+    async fn target(&self, name: &str) -> Result<Option<TagTarget>, RemoteError> {
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
         let answer = self
@@ -106,12 +106,12 @@ impl Registry {
         let strong = |mark: &HeaderValue| !mark.as_bytes().starts_with(b"W/");
         let mark = headers.get(ETAG).cloned().filter(strong);
         if let Some(id) = digest_header(&headers) {
-            return Ok(Some(TagMeaning { id, mark }));
+            return Ok(Some(TagTarget { id, mark }));
         }
         // The digest is optional in answers; the content has one.
         let read =
             self.get(&what, &url, ANY_MANIFEST, crate::format::manifest::MAX_MANIFEST).await?;
-        Ok(Some(TagMeaning { id: Sha256::of(&read.1), mark: None }))
+        Ok(Some(TagTarget { id: Sha256::of(&read.1), mark: None }))
     }
 
     /// Sends a manifest under a tag or its digest.

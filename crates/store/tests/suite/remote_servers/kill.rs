@@ -47,7 +47,7 @@ impl RemoteAddress {
     fn kill(&self, test: &str, dir: &Path, after: Duration) {
         let options = self.options.iter().map(|(key, value)| format!("|{key}={value}"));
         let task = format!("{}|{}{}", dir.display(), self.url, options.collect::<String>());
-        let mut child = afresh_sys::again(test)
+        let mut child = afresh_sys::test_command(test)
             .env(CHILD, task)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -66,12 +66,13 @@ fn dockers_configuration_is_used() {
     open(&server, PASSWORD).push(&here, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
     let config = format!(r#"{{"auths": {{"{}": {{"auth": "{PAIR}"}}}}}}"#, server.address);
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    let output = afresh_sys::again("remote_servers::login::a_process_with_dockers_configuration")
-        .env(CHILD, format!("oci://{}/team/guest:a", server.address))
-        .env("DOCKER_CONFIG", dir.path())
-        .env_remove("AFRESH_REGISTRY_USER")
-        .output()
-        .unwrap();
+    let output =
+        afresh_sys::test_command("remote_servers::login::a_process_with_dockers_configuration")
+            .env(CHILD, format!("oci://{}/team/guest:a", server.address))
+            .env("DOCKER_CONFIG", dir.path())
+            .env_remove("AFRESH_REGISTRY_USER")
+            .output()
+            .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("loaded"), "{text}");
 }

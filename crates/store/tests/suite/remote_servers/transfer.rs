@@ -137,11 +137,13 @@ fn two_processes_share_a_cache() {
         let start = || {
             let (url, options) = server.url(proxy.address);
             let options = options.iter().map(|(key, value)| format!("|{key}={value}"));
-            afresh_sys::again("remote_servers::transfer::a_process_that_reads_through_the_cache")
-                .env(CHILD, format!("{url}|{}{}", cache.display(), options.collect::<String>()))
-                .stdout(std::process::Stdio::piped())
-                .spawn()
-                .unwrap()
+            afresh_sys::test_command(
+                "remote_servers::transfer::a_process_that_reads_through_the_cache",
+            )
+            .env(CHILD, format!("{url}|{}{}", cache.display(), options.collect::<String>()))
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
         };
         let digest = afresh_store::Sha256::of(&whole).to_string();
         let right = |child: std::process::Child| {

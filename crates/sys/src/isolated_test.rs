@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 ///
 /// # Panics
 /// When no test has that name: the process would run nothing, and end well.
-pub fn again(name: &str) -> Command {
+pub fn test_command(name: &str) -> Command {
     static TEST_NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let program = std::env::current_exe().expect("a program knows its file");
     let mut known = TEST_NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,11 +46,11 @@ pub fn again(name: &str) -> Command {
 ///
 /// # Panics
 /// When it fails there, or does not end, or no test has that name.
-pub fn alone(name: &str, test: impl FnOnce()) {
+pub fn run_isolated(name: &str, test: impl FnOnce()) {
     if std::env::var(CHILD).is_ok_and(|only| only == name) {
         return test();
     }
-    let mut child = again(name)
+    let mut child = test_command(name)
         .env(CHILD, name)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -87,18 +87,18 @@ fn listen(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{again, alone};
+    use super::{run_isolated, test_command};
 
     #[test]
-    #[should_panic(expected = "no test is called alone::tests::that_nobody_wrote")]
+    #[should_panic(expected = "no test is called isolated_test::tests::that_nobody_wrote")]
     fn a_name_that_no_test_has_is_not_a_test_that_passed() {
-        alone("alone::tests::that_nobody_wrote", || ());
+        run_isolated("isolated_test::tests::that_nobody_wrote", || ());
     }
 
     /// Part of a name is not a name: `--exact` would run nothing.
     #[test]
-    #[should_panic(expected = "no test is called alone::tests")]
+    #[should_panic(expected = "no test is called isolated_test::tests")]
     fn a_module_is_not_a_test() {
-        again("alone::tests");
+        test_command("isolated_test::tests");
     }
 }
