@@ -338,7 +338,8 @@ def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
     """The same code by two clients of MCP and by the package.
 
     The client of the official SDK checks each result against the schema of its tool, and passes each message through
-    several tasks. The other client shows the part of the server.
+    several tasks. The other client does neither. Its calls follow each other at once, so threads of the server are
+    awake: with a pause between calls the server takes about twice as long.
     """
     if not bench.wants("mcp/run_code", "afresh"):
         return

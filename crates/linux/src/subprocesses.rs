@@ -469,6 +469,8 @@ impl Guest {
             state.drop_unshared();
             self.sentry.prune_shared()?;
             self.enact(change, Continuation::Ask)?;
+            // The next program may be another user's.
+            self.body.inside.forget(&mut self.body.process);
             // Nothing of the last program's is in the new one's registers.
             self.body.process.forget_frame();
             self.body.process.bases = Default::default();

@@ -106,7 +106,8 @@ impl Guest {
         let state = &self.sentry.state;
         let now = Instant::now();
         if state.is_alone() {
-            return match self.sentry.streams.is_polled() {
+            let is_polled = self.sentry.streams.is_polled() || self.body.inside.shows_contents();
+            return match is_polled {
                 true => deadline.min(now + self.poll),
                 false => deadline,
             };

@@ -7,11 +7,13 @@
 //! after all calls before it.
 //!
 //! The window has the bytes of the file that was opened last, if it is an unchanged host file that
-//! fits. They count while the host has the same file, and no guest watches reads.
+//! fits. They count while the host has the same file, and no guest watches reads. A process that
+//! causes no event is interrupted at intervals, so that it meets a change.
 //!
 //! Promises: a descriptor is answered for only while its file is as it was when the answers were
-//! made, and each open description at one place only. May break it: an event that is served before
-//! [`Sentry::take_over`].
+//! made, and each open description at one place of a process only. May break it: an event that is
+//! served before [`Sentry::take_over`], and a program of the host that writes to a file through a
+//! shared mapping, which may leave the times of the file as they are.
 
 use afresh_files::{FileVersion, HostFile, Kind, Node};
 use afresh_sys::planted::{self, Bug};
@@ -72,6 +74,11 @@ pub(crate) struct InsideAnswers {
 }
 
 impl InsideAnswers {
+    /// Whether the process has bytes of a file. The host may change that file without an event.
+    pub(crate) fn shows_contents(&self) -> bool {
+        self.descriptors.iter().flatten().any(|known| known.shown.is_some())
+    }
+
     /// Removes all of them.
     pub(crate) fn forget(&mut self, process: &mut Process) {
         *self = Self::default();

@@ -90,8 +90,15 @@ impl From<NatsError> for ErrorResponse {
                      read the state of the sandbox before you send it again",
                 )
             }
-            NatsError::Away(why) | NatsError::NotNow(why) => {
-                tracing::warn!(why, "the fleet's ledger does not answer, or refuses this for now");
+            NatsError::NotNow(why) => {
+                tracing::warn!(why, "the fleet's ledger refuses this for now");
+                Self::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the servers that hosts agree over refuse changes for now; try again",
+                )
+            }
+            NatsError::Away(why) => {
+                tracing::warn!(why, "the fleet's ledger does not answer");
                 Self::busy(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "the servers that hosts agree over do not answer; try again",

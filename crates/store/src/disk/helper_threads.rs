@@ -6,6 +6,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+/// Runnable threads for each processor, beyond which a host is overloaded.
+const BUSY_FACTOR: usize = 2;
+
 /// Calls `work` in this thread and in `helpers` more, or as many of these as can be started.
 /// Returns once all have ended.
 pub(crate) fn share(helpers: usize, work: impl Fn() + Sync) {
@@ -37,10 +40,20 @@ pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync)
     results.into_iter().flatten().collect()
 }
 
-/// Threads on this host that run or wait for a processor, this one included. `None` where the
-/// kernel does not report them.
-pub(crate) fn runnable() -> Option<usize> {
-    parse_runnable(&std::fs::read_to_string("/proc/loadavg").ok()?)
+/// Whether the host has more than [`BUSY_FACTOR`] runnable threads for each of its processors. False
+/// where this process may use only some of them (a quota or an affinity): further threads would
+/// share the same quota.
+pub(crate) fn is_overloaded(processors: usize) -> bool {
+    let read = |path| std::fs::read_to_string(path).ok();
+    let online = read("/proc/stat").map(|text| count_processors(&text));
+    let runnable = read("/proc/loadavg").and_then(|line| parse_runnable(&line));
+    online == Some(processors) && runnable > Some(BUSY_FACTOR * processors)
+}
+
+/// The processors in `/proc/stat`, which has a line `cpu0 …` for each.
+fn count_processors(text: &str) -> usize {
+    let number = |line: &str| line.strip_prefix("cpu")?.bytes().next();
+    text.lines().filter(|line| number(line).is_some_and(|byte| byte.is_ascii_digit())).count()
 }
 
 /// The runnable threads of a line in `/proc/loadavg`, as `0.20 0.18 0.12 3/80 11206`.
@@ -53,13 +66,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runnable_threads_are_the_fourth_number_of_the_load() {
+    fn the_load_is_read_from_the_files_of_the_kernel() {
         assert_eq!(parse_runnable("0.20 0.18 0.12 3/80 11206\n"), Some(3));
         for line in ["", "0.20 0.18 0.12", "0.20 0.18 0.12 80 11206", "a b c d/e f"] {
             assert_eq!(parse_runnable(line), None, "{line}");
         }
+        assert_eq!(count_processors("cpu  1 2\ncpu0 1 2\ncpu1 0 0\nintr 5\nctxt 1\n"), 2);
         #[cfg(target_os = "linux")]
-        assert!(runnable() > Some(0));
+        assert!(!is_overloaded(usize::MAX / BUSY_FACTOR));
     }
 
     #[test]

@@ -206,6 +206,17 @@ impl Commands {
         self.changed.notify_one();
     }
 
+    /// Background work was refused. It waits for the next call, but for `backoff` only where bytes
+    /// of a connection wait.
+    pub(crate) fn rest_after_refusal(&self, backoff: Duration) {
+        let mut known = lock(&self.known);
+        known.limits.clear();
+        // Under the lock, as in `set_due`.
+        let waits = self.has_waiting_bytes();
+        known.due = if waits { Instant::now().checked_add(backoff) } else { None };
+        self.changed.notify_one();
+    }
+
     /// Ends background work and all subscriptions, with the reason.
     pub(crate) fn end(&self, why: &ConnectError) {
         self.rest();
@@ -260,7 +271,15 @@ impl Commands {
     /// that the sandbox may continue.
     fn moved(&self) -> bool {
         #[cfg(feature = "linux")]
-        return self.lines.moved();
+        return self.lines.moved.swap(false, Ordering::Relaxed);
+        #[cfg(not(feature = "linux"))]
+        false
+    }
+
+    /// Whether connections may have bytes for the sandbox that no turn has taken.
+    fn has_waiting_bytes(&self) -> bool {
+        #[cfg(feature = "linux")]
+        return self.lines.moved.load(Ordering::Relaxed);
         #[cfg(not(feature = "linux"))]
         false
     }
@@ -402,6 +421,19 @@ mod tests {
         assert!(commands.next().is_some_and(|at| at <= Instant::now()));
         // The bytes have met a turn.
         commands.set_due(None);
+        assert_eq!(commands.next(), None);
+    }
+
+    #[cfg(feature = "linux")]
+    #[test]
+    fn a_refused_turn_is_tried_again_for_bytes_that_wait() {
+        let commands = Commands::default();
+        commands.wake();
+        commands.rest_after_refusal(TEST_TIMEOUT);
+        assert!(commands.next().is_some_and(|at| at > Instant::now()));
+        // Its connections have ended.
+        commands.dismiss(&ConnectError::new("unavailable", "paused"));
+        commands.rest_after_refusal(TEST_TIMEOUT);
         assert_eq!(commands.next(), None);
     }
 

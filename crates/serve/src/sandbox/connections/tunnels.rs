@@ -25,7 +25,7 @@ const MAX_PIECE_BYTES: usize = 64 << 10;
 #[derive(Default)]
 pub(crate) struct Tunnels {
     pub(crate) all: Mutex<Vec<Arc<Tunnel>>>,
-    /// Bytes have passed since the last question.
+    /// Bytes have passed, or wait, since the last turn.
     pub(crate) moved: AtomicBool,
 }
 
@@ -128,14 +128,10 @@ impl Tunnels {
         lease.close_other_connections(&known)
     }
 
-    /// Whether bytes have passed since the last question, so that the sandbox may continue.
-    pub(crate) fn moved(&self) -> bool {
-        self.moved.swap(false, Ordering::Relaxed)
-    }
-
     /// Ends all of them.
     pub(crate) fn clear(&self) {
         lock(&self.all).drain(..).for_each(|line| line.end());
+        self.moved.store(false, Ordering::Relaxed);
     }
 
     /// Whether any exist.

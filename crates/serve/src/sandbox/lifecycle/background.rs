@@ -20,6 +20,9 @@ use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Sandbox, command, run_slice};
 use crate::sandbox::lifecycle::undo_point::Operation;
 
+/// Time until background work that was refused is tried again for bytes of a connection.
+const REFUSAL_BACKOFF: Duration = Duration::from_secs(1);
+
 impl Sandboxes {
     /// The output router of a call of a sandbox.
     pub(crate) fn output_router(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> OutputRouter {
@@ -101,7 +104,7 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
         };
         if let Err(refusal) = all.step(&sandbox).await {
             tracing::debug!(id = sandbox.id, why = refusal.message, "continues with the next call");
-            sandbox.commands.rest();
+            sandbox.commands.rest_after_refusal(REFUSAL_BACKOFF);
         }
     }
 }

@@ -442,12 +442,14 @@ impl Sandboxes {
                 return Err(Sandbox::not_running(&sandbox.id));
             }
             // Another host may have taken the sandbox during the call. Its state then lacks this
-            // call. Otherwise the call has had its effect, and is not safe to repeat.
-            this.ledger.check(&*sandbox).map_err(|refusal| match has_run {
-                true => ErrorResponse::unknown_outcome(),
-                false => refusal,
-            })?;
-            result
+            // call. Otherwise the call has had its effect, and is not safe to repeat, unless it was
+            // refused for its form.
+            let is_refused = result.as_ref().is_err_and(|error| error.status.is_client_error());
+            match this.ledger.check(&*sandbox) {
+                Err(refusal) if !has_run => Err(refusal),
+                Err(_) if !is_refused => Err(ErrorResponse::unknown_outcome()),
+                _ => result,
+            }
         });
         let done = done.await;
         drop(client);
@@ -478,12 +480,7 @@ impl Sandboxes {
             return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
         }
         let Some(turn) = turn else {
-            if killed() {
-                return Err(Sandbox::not_running(&sandbox.id));
-            }
-            let message =
-                "no processor became free for the call; run fewer at a time, or try again";
-            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+            return Err(no_processor(sandbox));
         };
         sandbox.commands.compute(turn);
         Ok(())
@@ -515,9 +512,16 @@ impl Sandboxes {
 
     fn open_saved(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
         let warm = self.template(&sandbox.template);
-        // The state may come from the store of a fleet. The next watch takes a processor again.
+        // The state may come from the store of a fleet: a wait for the network.
         sandbox.commands.with_turn(CpuTurn::rest);
         let name = self.ledger.source(&self.config.dir, sandbox)?;
+        let began = Instant::now();
+        let waits = || {
+            began.elapsed() < self.config.call_timeout && !sandbox.killed.load(Ordering::Relaxed)
+        };
+        if sandbox.commands.with_turn(|turn| turn.resume(waits)) == Some(false) {
+            return Err(no_processor(sandbox));
+        }
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
     }
@@ -579,4 +583,13 @@ impl Sandboxes {
             other => Err(other.absent(&sandbox.id)),
         }
     }
+}
+
+/// A call that got no processor before its time, or its sandbox, ended.
+fn no_processor(sandbox: &Sandbox) -> ErrorResponse {
+    if sandbox.killed.load(Ordering::Relaxed) {
+        return Sandbox::not_running(&sandbox.id);
+    }
+    let message = "no processor became free for the call; run fewer at a time, or try again";
+    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
 }

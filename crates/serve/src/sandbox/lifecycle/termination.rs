@@ -341,15 +341,17 @@ impl Sandboxes {
         }
         *lock(&self.collected_at) = Instant::now();
         let this = self.clone();
-        let collected_at = blocking(move || {
+        let collecting = blocking(move || {
             let place: Reference = state_reference(&this.config.dir, "any")
                 .parse()
                 .map_err(|error| internal(&error))?;
             let store = place.place().store().map_err(|error| internal(&error))?;
             store.gc().map_err(|error| internal(&error))
         });
-        match collected_at.await {
-            Ok(gone) => tracing::debug!(files = gone.files, bytes = gone.bytes, "collected_at"),
+        match collecting.await {
+            Ok(gone) => {
+                tracing::debug!(files = gone.files, bytes = gone.bytes, "collected garbage")
+            }
             Err(_) => self.has_garbage.store(true, Ordering::Relaxed),
         }
     }

@@ -11,7 +11,7 @@
 //! it delays none. While calls wait and processors are idle, more calls run. A tenant without calls
 //! saves up nothing, and keeps its debt. May break it: work without a watch, such as local saves
 //! and reads of files, keeps its place to its end, and a call that begins to compute after a wait
-//! or a restore has none for one interval of its watch.
+//! has none for one interval of its watch.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZero;
@@ -300,6 +300,13 @@ impl CpuTurn {
             state.leave(&self.tenant);
             state.dispatch(self.scheduler.places);
         }
+    }
+
+    /// Takes a place again after [`CpuTurn::rest`]. False if `proceeds` was first.
+    pub(crate) fn resume(&mut self, proceeds: impl FnMut() -> bool) -> bool {
+        // The wait was no time in which it could compute.
+        self.since = Instant::now();
+        self.has_place || self.take_place(proceeds)
     }
 
     /// Takes a place, behind all that wait, in turn with the other tenants.

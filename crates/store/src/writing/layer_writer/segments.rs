@@ -31,9 +31,6 @@ const MAX_SEGMENTS: usize = 4;
 /// stored.
 const SEGMENT_ALIGN: usize = 512;
 
-/// More runnable threads on the host than this many for each processor make it a busy one.
-const BUSY_FACTOR: usize = 2;
-
 /// A segment that is not yet written.
 struct Segment<'a> {
     number: usize,
@@ -62,8 +59,7 @@ pub(crate) fn write_base(
         return write_in_turn(shelf, source, plan, segments);
     }
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let is_busy =
-        helper_threads::runnable().is_some_and(|threads| threads > BUSY_FACTOR * processors);
+    let is_busy = helper_threads::is_overloaded(processors);
     let division = Division::new(segments.len(), processors, is_busy);
     write_segments(shelf, source, plan, segments, &division)
 }
