@@ -4,8 +4,9 @@
 //! their entries, keep the number and the unknown fields of a later version. Records before the
 //! first number have none. The goldens in `tests/golden` hold both, and are never written again: a
 //! change of the fields needs a new number and new goldens, which `AFRESH_WRITE_GOLDEN=1` writes
-//! where they are missing. May break it: an earlier host does not refuse a higher number, so a field
-//! with a new meaning needs a new name. Leases, notes, claims and names lose unknown fields when they are written again.
+//! where they are missing. May break it: an earlier host does not refuse a higher number, so a
+//! field with a new meaning needs a new name. Leases, notes, claims and names lose unknown fields
+//! when they are written again.
 
 use serde::{Deserialize, Deserializer, Serialize};
 

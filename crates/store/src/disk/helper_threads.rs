@@ -40,9 +40,9 @@ pub(crate) fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync)
     results.into_iter().flatten().collect()
 }
 
-/// Whether the host has more than [`BUSY_FACTOR`] runnable threads for each of its processors. False
-/// where this process may use only some of them (a quota or an affinity): further threads would
-/// share the same quota.
+/// Whether the host has more than [`BUSY_FACTOR`] runnable threads for each of its processors.
+/// False where this process may use only some of them (a quota or an affinity): further threads
+/// would share the same quota.
 pub(crate) fn is_overloaded(processors: usize) -> bool {
     let read = |path| std::fs::read_to_string(path).ok();
     let online = read("/proc/stat").map(|text| count_processors(&text));
