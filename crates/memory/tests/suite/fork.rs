@@ -92,7 +92,8 @@ fn a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker() {
                         .map(|strategy| (strategy, HostAccess::Syscalls)),
                 );
             for (strategy, access) in ways {
-                // The parent has used the mechanism, so that a child finds the parent's remains of it.
+                // The parent has used the mechanism, so that a child finds the parent's remains of
+                // it.
                 let Some(mut parents) = slot(&image, strategy, access) else { continue };
                 assert!(works(&mut parents, 7));
                 // The same addresses, so that a stale reference to the parent's pages would reach
