@@ -74,10 +74,12 @@ fn contents_of_a_host_file_are_read_inside() {
 #[test]
 fn a_host_file_that_changes_is_read_anew() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("changing");
+    let (path, polled) = (directory.path().join("changing"), directory.path().join("polled"));
     let old = std::time::SystemTime::now() - Duration::from_secs(100);
-    std::fs::write(&path, b"first").unwrap();
-    std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+    for path in [&path, &polled] {
+        std::fs::write(path, b"first").unwrap();
+        std::fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
+    }
     // Its time of change is now, and a file counts as unchanged after two seconds.
     std::thread::sleep(Duration::from_millis(3500));
     let shape = |program: Program| program.grant(directory.path());
@@ -86,6 +88,14 @@ fn a_host_file_that_changes_is_read_anew() {
     assert_eq!(ask(&mut instance, &format!("hold 0 {path}\n")), "held first");
     std::fs::write(path.to_string(), b"other").unwrap();
     assert_eq!(ask(&mut instance, "held\n"), "held other");
+    // A process that makes no other calls sees the change, too.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            std::fs::write(&polled, b"other").unwrap();
+        });
+        assert_eq!(ask(&mut instance, &format!("poll 0 {}\n", polled.display())), "polled other");
+    });
 }
 
 #[test]
