@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,11 @@ from collections.abc import Callable, Iterator
 
 import afresh
 import pytest
+
+
+def pytest_configure() -> None:
+    """Lets tests interrupt themselves also in a background job, which a shell starts with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
