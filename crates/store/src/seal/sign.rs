@@ -15,7 +15,7 @@ use crate::format::digest::{from_hex, to_hex};
 
 /// Annotation of a signature; the public key in hexadecimal follows.
 const ANNOTATION: &str = "vnd.afresh.signature.ed25519.";
-/// Keeps a signature from target anything elsewhere.
+/// Has a signature be of no use anywhere else.
 const DOMAIN: &[u8] = b"afresh snapshot signature version 1\0";
 
 /// Signs snapshots. Cheap to clone; never printed.
@@ -100,7 +100,7 @@ pub(crate) fn annotation(key: &SigningKey, config: Sha256) -> Result<(String, St
     Ok((format!("{ANNOTATION}{}", to_hex(&key.public().0)), STANDARD.encode(signature)))
 }
 
-/// Keeps the signature of a turn from target anything elsewhere.
+/// Has the signature of a turn be of no use anywhere else.
 const TURN_DOMAIN: &[u8] = b"afresh turn signature version 1\0";
 
 impl SigningKey {

@@ -80,12 +80,12 @@ impl Process {
             return effects;
         }
         self.control.write(stub::INSIDE_WORDS, &[0; EFFECTS_LEN]);
-        let word = |at: usize| bytes[8 * at..8 * at + 8].iter().rev();
-        let word = |at: usize| word(at).fold(0, |all, byte| all << 8 | u64::from(*byte));
+        let words: [u64; EFFECTS_LEN / 8] =
+            std::array::from_fn(|at| u64::from_le_bytes(bytes.as_chunks().0[at]));
         for place in 0..DESCRIPTORS {
-            let offset = word(place).checked_sub(1);
+            let offset = words[place].checked_sub(1);
             effects.offsets[place] = offset.filter(|offset| *offset <= i64::MAX as u64);
-            effects.closed[place] = word(DESCRIPTORS) >> place & 1 != 0;
+            effects.closed[place] = words[DESCRIPTORS] >> place & 1 != 0;
         }
         effects
     }

@@ -10,6 +10,7 @@ use afresh_sys::PAGE_SIZE;
 use sha2::Digest;
 
 use super::{BATCH_GROUPS, Layer};
+use crate::disk::helper_threads;
 use crate::format::index::Encoding;
 use crate::{LayerError, OpenError, Sha256};
 
@@ -61,13 +62,7 @@ impl Layer {
                 }
             }
         };
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                // Without the thread, the others do its share.
-                let _ = thread::Builder::new().spawn_scoped(scope, work);
-            }
-            work();
-        });
+        helper_threads::share(threads - 1, work);
         failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
