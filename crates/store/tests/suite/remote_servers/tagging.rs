@@ -28,13 +28,13 @@ enum Intrusion {
 
 /// A registry with one tag.
 struct Tags {
-    /// The meaning of the tag.
+    /// The target of the tag.
     now: Option<Sha256>,
     /// The id that the next write gives it.
     ours: Sha256,
     theirs: Sha256,
     intrusion: Intrusion,
-    /// Reads after a write that still show the meaning before it.
+    /// Reads after a write that still show the target before it.
     stale: usize,
     before: Option<Sha256>,
     /// Whether the answer to the next write is an error, although it took effect.
@@ -88,7 +88,7 @@ fn tag(tags: &Mutex<Tags>, conditions: Conditions, request: &str) -> Vec<u8> {
     }
 }
 
-/// A push over `expected` to a registry in the state that `prepare` makes, and the meaning of the
+/// A push over `expected` to a registry in the state that `prepare` makes, and the target of the
 /// tag afterwards.
 fn push(
     (local, snapshot): (&Store, &Snapshot),
@@ -129,7 +129,7 @@ fn is_moved(pushed: &Result<Sha256, RemoteError>) -> bool {
 }
 
 #[test]
-fn a_tag_replaces_no_other_meaning_where_conditions_are_honoured() {
+fn a_tag_replaces_no_other_target_where_conditions_are_honoured() {
     let dir = tempfile::tempdir().unwrap();
     let (here, snapshot, _) = local(dir.path(), 1, 30);
     let from = (&here, &snapshot);
@@ -175,5 +175,5 @@ fn a_tag_that_is_read_from_a_cache_is_read_again() {
     assert_eq!(pushed.unwrap(), snapshot.id());
     let (pushed, _, _) = push(from, Conditions::Ignored, |tags| tags.stale = usize::MAX);
     let error = pushed.unwrap_err().to_string();
-    assert!(error.contains("still shows its earlier meaning"), "{error}");
+    assert!(error.contains("still shows its earlier target"), "{error}");
 }
