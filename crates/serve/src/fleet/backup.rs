@@ -563,6 +563,16 @@ mod tests {
     }
 
     #[test]
+    fn a_backup_of_a_released_version_is_read() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/backup-1.jsonl");
+        let (head, lines) = read(&golden).unwrap();
+        let kinds = (lines[0].bucket, lines[1].bucket);
+        assert_eq!((head.version, kinds), (1, (Kind::Sandboxes, Kind::Kept)));
+        let entry = STANDARD.decode(&lines[0].value).unwrap();
+        assert_eq!(serde_json::from_slice::<Entry>(&entry).unwrap().owner.unwrap(), "a-1");
+    }
+
+    #[test]
     fn a_damaged_backup_names_its_line() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();

@@ -48,7 +48,7 @@ impl CatalogEntry {
 }
 
 /// The entry `name.*` of a name. It counts only where the entry of the snapshot claims the name.
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Clone, serde::Serialize, serde::Deserialize)]
 struct NamePointer {
     #[serde(default)]
     version: FormatVersion,
@@ -58,11 +58,14 @@ struct NamePointer {
     /// the greater revision is the later one, without any clock of a host.
     #[serde(default)]
     claimed: u64,
+    #[serde(flatten)]
+    unknown: UnknownFields,
 }
 
 impl NamePointer {
     fn new(id: String, claimed: u64) -> Self {
-        Self { version: FormatVersion::default(), id, claimed }
+        let (version, unknown) = (FormatVersion::default(), UnknownFields::default());
+        Self { version, id, claimed, unknown }
     }
 }
 
@@ -94,7 +97,7 @@ pub(super) fn digest(key: &str, value: &[u8]) -> Option<String> {
 /// An entry of the bucket as a backup has it. Revisions of another ledger mean nothing.
 pub(super) fn at_rest(key: &str, value: Bytes) -> Bytes {
     match pointer(&value).filter(|_| key.starts_with(NAME)) {
-        Some(NamePointer { id, .. }) => bytes(&NamePointer::new(id, 0)),
+        Some(pointer) => bytes(&NamePointer { claimed: 0, ..pointer }),
         None => value,
     }
 }
@@ -202,7 +205,6 @@ impl Fleet {
         claimed: u64,
     ) -> Result<bool, NatsError> {
         let (kept, key) = (&self.links.kept, record::named(tenant, name));
-        let value = bytes(&NamePointer::new(id.to_owned(), claimed));
         for _ in 0..MAX_ATTEMPTS {
             let found = nats::find(kept, &key).await?;
             let before = found.as_ref().and_then(|found| pointer(&found.value));
@@ -221,11 +223,15 @@ impl Fleet {
                 self.drop_claim(id, name).await?;
                 return Ok(false);
             }
+            let value = match &own {
+                Some(own) => bytes(&NamePointer { claimed, ..own.clone() }),
+                None => bytes(&NamePointer::new(id.to_owned(), claimed)),
+            };
             let pointed = match found {
                 // Another request gave the same snapshot the name, later.
                 Some(found) if own.is_some_and(|own| own.claimed >= claimed) => Ok(found.revision),
-                None => nats::create(kept, &key, value.clone()).await,
-                Some(found) => nats::update(kept, &key, value.clone(), found.revision).await,
+                None => nats::create(kept, &key, value).await,
+                Some(found) => nats::update(kept, &key, value, found.revision).await,
             };
             let revision = match pointed {
                 Err(NatsError::Changed) => continue,
@@ -449,7 +455,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format_version::tests::check_goldens;
+    use crate::format_version::tests::{check_goldens, check_unknown_fields};
 
     #[test]
     fn entries_of_snapshots_and_names_are_read_and_written_as_they_were() {
@@ -470,6 +476,8 @@ mod tests {
             unknown: serde_json::from_value(serde_json::json!({"later": 1})).unwrap(),
         };
         check_goldens("catalog", &entry);
+        check_unknown_fields::<CatalogEntry>("catalog", 3);
         check_goldens("name", &NamePointer::new("id".to_owned(), 7));
+        check_unknown_fields::<NamePointer>("name", 1);
     }
 }

@@ -185,6 +185,19 @@ mod tests {
         assert!(matches!(open(strict.as_ref(), "b/k", value), Err(CipherError::Plain)));
     }
 
+    /// Made by another implementation of HKDF and AES-GCM, Python's `hmac` and `cryptography`.
+    const GOLDEN: [u8; 74] = *b"AFENTRY1\
+        \x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\
+        \x10\x11\x12\x13\x14\x15\x16\x17\x18\x19\x1a\x1b\x1c\x1d\x1e\x1f\
+        \x2e\x73\xb6\xa1\x6c\x42\x64\x73\x07\x01\xf2\xd8\xeb\x12\xb7\xcb\x4d\
+        \xfe\xfb\xfc\x88\x74\x71\xba\xf1\x67\xb0\xf2\x53\x80\xf8\x4c\x69\xf1";
+
+    #[test]
+    fn a_sealed_entry_of_a_released_version_opens() {
+        let opened = open(key(1).as_ref(), "b/k", Bytes::from_static(&GOLDEN)).unwrap();
+        assert_eq!(opened, &br#"{"token":"s3cret"}"#[..]);
+    }
+
     #[test]
     fn keys_are_read_from_files_of_their_owner() {
         use std::os::unix::fs::PermissionsExt;

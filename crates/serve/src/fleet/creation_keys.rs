@@ -3,7 +3,8 @@
 //! Promises: of all sandboxes with a key that hosts make at the same time, one is acknowledged. A
 //! claim comes before the entry of its sandbox, and is confirmed after it, by compare-and-set. A
 //! claim that replaces that of a lost sandbox removes its entry first, so no host that is back
-//! keeps it. A confirmation without an answer is read back before its sandbox is given up. A host
+//! keeps it. A claim without an answer makes no sandbox, and the next request with its key on this
+//! host replaces it. A confirmation without an answer is read back before its sandbox is given up. A host
 //! that dies between them blocks its key no longer than its lease. A claim lasts
 //! [`CLAIM_LIFETIME`], and goes with its sandbox if a host ends that before. The claim of a sandbox
 //! that ends without a host, or is lost with it, stays in the ledger without an effect, so
@@ -21,7 +22,7 @@ use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Entry};
 use crate::error_response::ErrorResponse;
 use crate::format_version::FormatVersion;
-use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord};
+use crate::sandbox::records::store::{CreationKey, KeyState, SandboxRecord, UnknownFields};
 
 /// The first part of the keys of claims. Earlier versions find neither a digest nor a snapshot
 /// under it.
@@ -49,6 +50,15 @@ struct Claim {
     /// Whether the sandbox had its entry.
     #[serde(default)]
     made: bool,
+    #[serde(flatten)]
+    unknown: UnknownFields,
+}
+
+impl Claim {
+    fn new(sandbox: String, life: String, made: bool) -> Self {
+        let (version, unknown) = (FormatVersion::default(), UnknownFields::default());
+        Self { version, sandbox, life, made, unknown }
+    }
 }
 
 /// Whether an entry of the bucket is a claim.
@@ -93,7 +103,8 @@ impl Fleet {
         let Some(claim) = claim else { return Ok(KeyState::Free) };
         let Some(entry) = self.look_up(&claim.sandbox).await? else {
             // A confirmed one had an entry, so it has ended.
-            let is_free = claim.made || self.is_lost(&claim.life).await;
+            let is_free =
+                claim.made || self.has_abandoned(claim) || self.is_lost(&claim.life).await;
             return Ok(if is_free { KeyState::Free } else { KeyState::Pending });
         };
         Ok(match () {
@@ -103,6 +114,12 @@ impl Fleet {
             () if claim.made => KeyState::Made(Box::new(entry.record)),
             () => KeyState::Pending,
         })
+    }
+
+    /// Whether the claim is left of an earlier request of this host, whose change had no answer and
+    /// which made no sandbox. Requests of a key take turns here, so none makes one now.
+    fn has_abandoned(&self, claim: &Claim) -> bool {
+        self.ours(&claim.life) && !self.is_unfinished(&claim.sandbox)
     }
 
     /// Whether a host has lost its sandboxes without a saved state. An earlier life of this process
@@ -150,14 +167,15 @@ impl Fleet {
             self.fence_lost(old).await?;
         }
         self.admit_claim(&record.tenant, MAX_CLAIMS).await?;
-        let version = FormatVersion::default();
-        let claim = Claim { version, sandbox: record.id.clone(), life: self.life(), made: false };
+        let claim = Claim::new(record.id.clone(), self.life(), false);
         match self.put_claim(&place, &claim, revision, PENDING_LIFETIME).await {
             Err(NatsError::Changed) => {
                 self.claims.release(&record.tenant);
                 Err(CreationKey::pending())
             }
-            claimed => Ok(claimed?),
+            // Without an answer the claim may be there, and no sandbox follows it. The next request
+            // with the key takes it over.
+            claimed => Ok(claimed.map_err(NatsError::repeatable)?),
         }
     }
 
@@ -225,9 +243,7 @@ impl Fleet {
         mut revision: u64,
     ) -> Result<(), ErrorResponse> {
         let place = claim_key(&record.tenant, key);
-        let version = FormatVersion::default();
-        let confirmed =
-            Claim { version, sandbox: record.id.clone(), life: self.life(), made: true };
+        let mut confirmed = Claim::new(record.id.clone(), self.life(), true);
         loop {
             let put = self.put_claim(&place, &confirmed, revision, CLAIM_LIFETIME).await;
             let Err(error) = put else { return Ok(()) };
@@ -235,7 +251,10 @@ impl Fleet {
             if let Ok((now, found)) = nats::find_slot(&self.links.kept, &place).await {
                 match read(found) {
                     Some(claim) if claim.sandbox == record.id && claim.made => return Ok(()),
-                    Some(claim) if claim.sandbox == record.id => revision = now,
+                    Some(claim) if claim.sandbox == record.id => {
+                        revision = now;
+                        (confirmed.version, confirmed.unknown) = (claim.version, claim.unknown);
+                    }
                     _ => return Err(CreationKey::pending()),
                 }
             }
@@ -271,12 +290,11 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format_version::tests::check_goldens;
+    use crate::format_version::tests::{check_goldens, check_unknown_fields};
 
     #[test]
     fn claims_of_keys_are_read_and_written_as_they_were() {
-        let (sandbox, life) = ("id".to_owned(), "a-1".to_owned());
-        let claim = Claim { version: FormatVersion::default(), sandbox, life, made: true };
-        check_goldens("claim", &claim);
+        check_goldens("claim", &Claim::new("id".to_owned(), "a-1".to_owned(), true));
+        check_unknown_fields::<Claim>("claim", 1);
     }
 }

@@ -16,6 +16,7 @@ use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::policy::{Lease, LeaseParameters, MonotonicTime, Verdict};
 use crate::format_version::FormatVersion;
 use crate::lock::lock;
+use crate::sandbox::records::store::UnknownFields;
 
 /// Neighbours that each host watches.
 const WATCHED_NEIGHBOURS: usize = 2;
@@ -46,6 +47,16 @@ struct LeaseEntry {
     /// The fingerprint of the key that the host seals entries by.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     key: String,
+    #[serde(flatten)]
+    unknown: UnknownFields,
+}
+
+impl LeaseEntry {
+    /// The entry once another host has broken the lease.
+    fn broken(self) -> Self {
+        let Self { version, unknown, .. } = self;
+        Self { version, broken: true, unknown, ..Self::default() }
+    }
 }
 
 fn milliseconds(parameters: LeaseParameters) -> u64 {
@@ -209,7 +220,9 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
             settle(fleet);
         }
         Ok(Err(NatsError::Changed)) => match read_life(fleet, &life).await {
-            Ok(Some((revision, false))) => lock(&fleet.own).lease.read_back(revision),
+            Ok(Some((revision, entry))) if !entry.broken => {
+                lock(&fleet.own).lease.read_back(revision);
+            }
             Ok(_) => begin_again(fleet).await,
             Err(error) => tracing::warn!(%error, "the lease cannot be read"),
         },
@@ -230,11 +243,12 @@ fn settle(fleet: &Arc<Fleet>) {
     });
 }
 
-/// The revision of a life, and whether it is broken; `None` without an entry.
-async fn read_life(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, NatsError> {
+/// The revision and the entry of a life; `None` without an entry. One that cannot be read is
+/// broken.
+async fn read_life(fleet: &Fleet, life: &str) -> Result<Option<(u64, LeaseEntry)>, NatsError> {
     let Some(found) = nats::find(&fleet.links.hosts, life).await? else { return Ok(None) };
-    let entry: Option<LeaseEntry> = serde_json::from_slice(&found.value).ok();
-    Ok(Some((found.revision, entry.is_none_or(|entry| entry.broken))))
+    let entry = serde_json::from_slice(&found.value);
+    Ok(Some((found.revision, entry.unwrap_or_else(|_| LeaseEntry::default().broken()))))
 }
 
 /// Begins a new life after a lease that was broken.
@@ -304,16 +318,16 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<MonotonicTime> {
     if fleet.is_over(life) {
         return None;
     }
-    let (revision, broken) = match read_life(fleet, life).await {
+    let (revision, entry) = match read_life(fleet, life).await {
         Ok(Some(seen)) => seen,
         // It left, unless a server that lags behind its neighbours says so: that is waited for, and
         // then found out.
-        Ok(None) => (NO_REVISION, false),
+        Ok(None) => (NO_REVISION, LeaseEntry::default()),
         Err(_) => return Some(fleet.parameters.time),
     };
     let verdict = lock(&fleet.suspicion).observe(life, revision, now());
     match verdict {
-        _ if broken => over(fleet, life),
+        _ if entry.broken => over(fleet, life),
         Verdict::Holds(left) => {
             // Only neighbours watch a host that renews in time.
             let asked = lock(&fleet.suspects).contains_key(life);
@@ -324,8 +338,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<MonotonicTime> {
             return Some(left);
         }
         Verdict::Over => {
-            let gone = LeaseEntry { broken: true, ..LeaseEntry::default() };
-            let entry = bytes(&gone);
+            let entry = bytes(&entry.broken());
             if !fleet.safe() {
                 return Some(fleet.parameters.time);
             }
@@ -398,7 +411,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format_version::tests::check_goldens;
+    use crate::format_version::tests::{check_goldens, check_unknown_fields};
 
     #[test]
     fn entries_of_hosts_are_read_and_written_as_they_were() {
@@ -409,7 +422,20 @@ mod tests {
             broken: true,
             lease_ms: 9000,
             key: "fingerprint".to_owned(),
+            unknown: UnknownFields::default(),
         };
         check_goldens("lease", &entry);
+        check_unknown_fields::<LeaseEntry>("lease", 1);
+    }
+
+    #[test]
+    fn a_broken_lease_keeps_the_fields_of_a_later_version() {
+        let stored = r#"{"version":2,"name":"one","beat":3,"broken":false,"later":1}"#;
+        let entry: LeaseEntry = serde_json::from_str(stored).unwrap();
+        let broken = serde_json::to_value(entry.broken()).unwrap();
+        let expected = serde_json::json!({
+            "version": 2, "name": "", "beat": 0, "broken": true, "lease_ms": 0, "later": 1,
+        });
+        assert_eq!(broken, expected);
     }
 }

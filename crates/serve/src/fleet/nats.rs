@@ -321,12 +321,7 @@ pub(crate) async fn patiently<T>(
     let until = Instant::now() + JOIN_TIMEOUT;
     loop {
         match attempt().await {
-            Err(
-                error @ (NatsError::Away(_)
-                | NatsError::NotNow(_)
-                | NatsError::Unknown(_)
-                | NatsError::Missing { .. }),
-            ) if Instant::now() < until => {
+            Err(error) if error.is_transient() && Instant::now() < until => {
                 tracing::info!(%error, "NATS is asked again");
                 tokio::time::sleep(JOIN_RETRY_INTERVAL).await;
             }

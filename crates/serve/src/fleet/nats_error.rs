@@ -109,6 +109,20 @@ impl From<NatsError> for ErrorResponse {
 }
 
 impl NatsError {
+    /// Whether the servers do not answer, or refuse operations on a whole bucket: other operations
+    /// would fail as well.
+    pub(crate) fn concerns_all(&self) -> bool {
+        self.is_transient() || matches!(self, Self::Refused { .. })
+    }
+
+    /// Whether it may end without an operator.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Away(_) | Self::NotNow(_) | Self::Unknown(_) | Self::Missing { .. } => true,
+            Self::Changed | Self::Refused { .. } | Self::Sealed { .. } => false,
+        }
+    }
+
     /// The error of a change that is made again without harm.
     pub(crate) fn repeatable(self) -> Self {
         match self {

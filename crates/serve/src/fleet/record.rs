@@ -105,7 +105,7 @@ pub(crate) fn named(tenant: &str, name: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::format_version::tests::check_goldens;
+    use crate::format_version::tests::{check_goldens, check_unknown_fields};
 
     #[test]
     fn entries_of_sandboxes_are_read_and_written_as_they_were() {
@@ -124,6 +124,7 @@ pub(super) mod tests {
             unknown: serde_json::from_value(serde_json::json!({"later": 1})).unwrap(),
         };
         check_goldens("entry", &entry);
+        check_unknown_fields::<Entry>("entry", 3);
     }
 
     #[test]

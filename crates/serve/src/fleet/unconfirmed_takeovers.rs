@@ -92,14 +92,7 @@ impl Fleet {
             if let Some(due) = lock(&self.unfinished).get_mut(&id) {
                 *due = now() + pause;
             }
-            if matches!(
-                released,
-                Err(NatsError::Away(_)
-                    | NatsError::NotNow(_)
-                    | NatsError::Unknown(_)
-                    | NatsError::Refused { .. }
-                    | NatsError::Missing { .. })
-            ) {
+            if released.is_err_and(|error| error.concerns_all()) {
                 // NATS is asked once in a turn while it does not answer.
                 return;
             }

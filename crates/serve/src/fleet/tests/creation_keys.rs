@@ -138,6 +138,29 @@ async fn the_key_of_a_sandbox_that_its_host_is_removing_waits_for_its_end() {
     assert!(make(&host, &again, &key).await);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_without_an_answer_does_not_block_its_key_on_its_host() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let (first, key) = keyed("unanswered");
+    // The answer is lost, so the request makes no sandbox.
+    host.claim(&first, &key).await.unwrap();
+    assert!(matches!(other.state_of_key("acme", &key).await.unwrap(), KeyState::Pending));
+    assert!(is_free(&host, &key).await);
+    let (second, _) = keyed("unanswered");
+    assert!(make(&host, &second, &key).await);
+    for host in [&host, &other] {
+        assert_eq!(sandbox_of_key(host, &key).await.as_ref(), Some(&second.id));
+    }
+    // Its sandbox may have an entry, which this host is to remove.
+    let (third, key) = keyed("entered");
+    host.claim(&third, &key).await.unwrap();
+    host.note_unfinished(&third.id);
+    assert!(matches!(host.state_of_key("acme", &key).await.unwrap(), KeyState::Pending));
+    host.release_unfinished().await;
+    assert!(is_free(&host, &key).await);
+}
+
 /// A saved sandbox without an owner ends when its entry expires, and no host removes its claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_has_a_limit_of_keys_and_those_of_expired_sandboxes_make_room() {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::NatsServer;
 use super::catalog::{TENANT, build};
 use super::sweep::{lose, sandbox, saved, state};
+use crate::fleet::catalog::at_rest;
 use crate::fleet::nats::Bucket;
 use crate::fleet::placement_store::TakeOutcome;
 use crate::fleet::{Fleet, nats, record};
@@ -13,6 +14,8 @@ use crate::sandbox::records::store::SandboxStore;
 /// Paths of the objects in an entry of a sandbox, and in one of a snapshot.
 const SANDBOX: [&str; 4] = ["", "/record", "/record/network", "/state"];
 const SNAPSHOT: [&str; 4] = ["", "/record", "/record/built", "/state"];
+/// The one of other entries.
+const WHOLE: [&str; 1] = [""];
 
 /// Changes an entry as a host of a later version does.
 async fn add_fields(bucket: &Bucket, key: &str, objects: &[&str]) {
@@ -97,4 +100,25 @@ async fn every_change_of_a_snapshot_keeps_the_fields_of_a_later_version() {
     host.create_snapshot(other).await.unwrap();
     check("a name that another snapshot has now").await;
     assert_eq!(host.snapshots(TENANT).await.unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_a_snapshot_gets_again_keeps_the_fields_of_a_later_version() {
+    let Some(server) = NatsServer::start() else { return };
+    let host = server.host().await;
+    let own = build(1, &["web"]);
+    let key = record::named(TENANT, "web");
+    host.create_snapshot(own.clone()).await.unwrap();
+    let bucket = &host.links.kept;
+    let before = nats::find(bucket, &key).await.unwrap().unwrap();
+    add_fields(bucket, &key, &WHOLE).await;
+    host.add_names(&own.record, &["web".to_owned()]).await.unwrap();
+    check(bucket, &key, &WHOLE, "a later claim of the name").await;
+    let after = nats::find(bucket, &key).await.unwrap().unwrap();
+    let claimed =
+        |value: &[u8]| serde_json::from_slice::<Value>(value).unwrap()["claimed"].as_u64().unwrap();
+    assert!(claimed(&after.value) > claimed(&before.value), "it was rewritten");
+    // A backup has them as well.
+    let rest: Value = serde_json::from_slice(&at_rest(&key, after.value)).unwrap();
+    assert_eq!((&rest["claimed"], &rest["later"]["at"]), (&json!(0), &json!("")), "{rest}");
 }

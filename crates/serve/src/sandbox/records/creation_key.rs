@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::records::json_digest::json_digest;
+use crate::sandbox::request_body::unknown_fields::UnknownFields;
 
 /// The header of a request with its key.
 pub(crate) const KEY_HEADER: &str = "idempotency-key";
@@ -31,6 +32,8 @@ pub(crate) struct CreationKey {
     /// The number of the rule for that digest. Zero stands for the rules of earlier builds.
     #[serde(default, skip_serializing_if = "is_earlier")]
     rule: u8,
+    #[serde(flatten)]
+    unknown: UnknownFields,
 }
 
 /// The present rule. Another one gets another number.
@@ -71,6 +74,7 @@ impl CreationKey {
             digest: digest(&[tenant.as_bytes(), key.as_bytes()]),
             request: digest(&[&json_digest(body, "timeout")]),
             rule: DIGEST_RULE,
+            unknown: UnknownFields::default(),
         }))
     }
 

@@ -299,7 +299,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::format_version::tests::check_goldens;
+    use crate::format_version::tests::{check_goldens, check_unknown_fields};
     use crate::sandbox::lifecycle::sandbox::Sandbox;
 
     #[test]
@@ -366,6 +366,7 @@ mod tests {
             ),
         };
         check_goldens("sandbox", &record);
+        check_unknown_fields::<SandboxRecord>("sandbox", 3);
     }
 
     #[test]
@@ -392,6 +393,7 @@ mod tests {
             unknown: serde_json::from_value(json!({"later": 1})).unwrap(),
         };
         check_goldens("snapshot", &record);
+        check_unknown_fields::<SnapshotRecord>("snapshot", 2);
     }
 
     #[test]
