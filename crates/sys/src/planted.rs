@@ -158,6 +158,8 @@ bugs! {
     Over = "over",
     /// Overlapping mappings of one program are made in one step.
     Overlap = "overlap",
+    /// Calls get processors in the order of their arrival, whatever their tenants.
+    TenantOrder = "tenant-order",
 }
 
 /// Which bug is planted: not looked up yet, none, or its number and 2.

@@ -30,8 +30,9 @@ pub struct SandboxConfig {
     /// quarters of them, and leaves at least a third as many free as it has.
     pub max_running_calls: usize,
     /// Maximum calls that compute at the same time, and one of each tenant beyond them. Calls that
-    /// wait do not count, and while processors are idle more run. By default twice the processors
-    /// less one: then a call has half a processor while another tenant floods.
+    /// wait do not count, and while processors are idle more run. By default one and a half
+    /// times the processors, less one: then a call has two thirds of a processor while another
+    /// tenant floods.
     pub max_computing_calls: usize,
     /// Maximum bytes of memory that the server's process and its programs use while a sandbox is
     /// made or comes back from the store. By default three quarters of the limit: the host's memory

@@ -3,6 +3,7 @@
 pub(crate) mod background;
 pub(crate) mod creation;
 pub(crate) mod key_turns;
+mod processor_turn;
 pub(crate) mod random;
 pub(crate) mod registry;
 pub(crate) mod restart;

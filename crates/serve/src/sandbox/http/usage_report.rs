@@ -24,13 +24,10 @@ use crate::sandbox::http::response::{Answer, answer};
 use crate::sandbox::lifecycle::registry::Sandboxes;
 #[cfg(doc)]
 use crate::sandbox::tenants::accounts::MAX_LABELLED_TENANTS;
-use crate::sandbox::tenants::accounts::Totals;
 use crate::sandbox::tenants::admission::ResourceUse;
 use crate::sandbox::tenants::budgets::Limits;
-
-/// The shared label of tenants without a separate one. No tenant has this name: names have no
-/// spaces.
-const OTHERS: &str = "all others";
+use crate::sandbox::tenants::processor_metrics::ProcessorMetrics;
+use crate::sandbox::tenants::totals::Totals;
 
 #[derive(Deserialize)]
 pub(crate) struct UsageQuery {
@@ -84,38 +81,57 @@ impl Sandboxes {
         let (mut rows, mut refused) = (BTreeMap::<String, Row>::new(), BTreeMap::new());
         let resource_use = self.resource_use();
         for (tenant, account) in self.accounts.all() {
-            let label = if account.labelled { &*tenant } else { OTHERS };
+            let label = account.label(&tenant);
             let row = rows.entry(label.to_owned()).or_default();
             let held = resource_use.get(&tenant).copied().unwrap_or_default();
-            row.0.add(&account.totals());
-            row.1.sandboxes += held.sandboxes;
-            row.1.memory += held.memory;
-            row.1.stored += held.stored;
-            row.2 += account.connections();
+            row.totals.add(&account.totals());
+            row.held.sandboxes += held.sandboxes;
+            row.held.memory += held.memory;
+            row.held.stored += held.stored;
+            row.connections += account.connections();
             for (budget, count) in account.refusals() {
                 *refused.entry((label.to_owned(), budget)).or_default() += count;
             }
         }
-        encode(&rows, refused)
+        for (tenant, (running, waiting)) in self.processors.counts() {
+            let label = self.accounts.of(&tenant).label(&tenant).to_owned();
+            let row = rows.entry(label).or_default();
+            row.computing += running as u64;
+            row.waiting += waiting as u64;
+        }
+        encode(&rows, refused, &self.processor_metrics)
     }
 }
 
-/// Totals, holdings and connections of a tenant.
-type Row = (Totals, ResourceUse, u64);
+/// The use of a tenant.
+#[derive(Default)]
+struct Row {
+    totals: Totals,
+    held: ResourceUse,
+    connections: u64,
+    /// Calls that compute.
+    computing: u64,
+    /// Calls that wait for a processor.
+    waiting: u64,
+}
 
 /// The metrics of these tenants. `refused` are refusals by tenant and budget.
-fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str), u64>) -> String {
+fn encode(
+    rows: &BTreeMap<String, Row>,
+    refused: BTreeMap<(String, &'static str), u64>,
+    processors: &ProcessorMetrics,
+) -> String {
     let mut registry = Registry::with_prefix("afresh_tenant");
     let tenant = |label: &str| -> Labels { vec![("tenant", escape(label))] };
     let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     type Read<T> = fn(&Row) -> T;
     let counts: [(&str, &str, Option<Unit>, Read<u64>); 5] = [
-        ("calls", "Operations of sandboxes", None, |row| row.0.calls),
-        ("made_sandboxes", "Sandboxes made", None, |row| row.0.sandboxes),
-        ("received", "Bytes of requests", Some(Unit::Bytes), |row| row.0.received_bytes),
-        ("sent", "Bytes of answers", Some(Unit::Bytes), |row| row.0.sent_bytes),
+        ("calls", "Operations of sandboxes", None, |row| row.totals.calls),
+        ("made_sandboxes", "Sandboxes made", None, |row| row.totals.sandboxes),
+        ("received", "Bytes of requests", Some(Unit::Bytes), |row| row.totals.received_bytes),
+        ("sent", "Bytes of answers", Some(Unit::Bytes), |row| row.totals.sent_bytes),
         ("outbound", "Bytes that programs sent to servers outside", Some(Unit::Bytes), |row| {
-            row.0.outbound_bytes
+            row.totals.outbound_bytes
         }),
     ];
     for (name, help, unit, read) in counts {
@@ -130,9 +146,9 @@ fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str)
     }
     type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
     let times: [(&str, &str, Read<f64>); 3] = [
-        ("cpu_seconds", "CPU time of sandboxes", |row| row.0.cpu_seconds),
-        ("memory_byte_seconds", "Memory over time", |row| row.0.memory_byte_seconds),
-        ("stored_byte_seconds", "Saved states over time", |row| row.0.stored_byte_seconds),
+        ("cpu_seconds", "CPU time of sandboxes", |row| row.totals.cpu_seconds),
+        ("memory_byte_seconds", "Memory over time", |row| row.totals.memory_byte_seconds),
+        ("stored_byte_seconds", "Saved states over time", |row| row.totals.stored_byte_seconds),
     ];
     for (name, help, read) in times {
         let family = Family::<Labels, Seconds>::default();
@@ -141,11 +157,13 @@ fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str)
         }
         registry.register(name, help, family);
     }
-    let gauges: [(&str, &str, Option<Unit>, Read<u64>); 4] = [
-        ("sandboxes", "Sandboxes, paused ones included", None, |row| row.1.sandboxes),
-        ("connections", "Connections to programs in sandboxes", None, |row| row.2),
-        ("memory", "Memory of live sandboxes", Some(Unit::Bytes), |row| row.1.memory),
-        ("stored", "Saved states", Some(Unit::Bytes), |row| row.1.stored),
+    let gauges: [(&str, &str, Option<Unit>, Read<u64>); 6] = [
+        ("sandboxes", "Sandboxes, paused ones included", None, |row| row.held.sandboxes),
+        ("connections", "Connections to programs in sandboxes", None, |row| row.connections),
+        ("memory", "Memory of live sandboxes", Some(Unit::Bytes), |row| row.held.memory),
+        ("stored", "Saved states", Some(Unit::Bytes), |row| row.held.stored),
+        ("processor_running", "Calls that compute", None, |row| row.computing),
+        ("processor_waiting", "Calls that wait for a processor", None, |row| row.waiting),
     ];
     for (name, help, unit, read) in gauges {
         let family = Family::<Labels, Gauge>::default();
@@ -164,6 +182,7 @@ fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str)
         family.get_or_create(&labels).inc_by(count);
     }
     registry.register("refused", "Requests refused for a budget", family);
+    processors.register(&mut registry);
     let mut text = String::new();
     // Writing to a string never fails.
     let _ = encode_registry(&mut text, &registry);
@@ -173,7 +192,8 @@ fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str)
 /// Every metric of tenants, for the reference.
 pub(crate) fn sample_tenant_metrics() -> String {
     let rows = BTreeMap::from([("tenant".to_owned(), Row::default())]);
-    encode(&rows, BTreeMap::from([(("tenant".to_owned(), "budget"), 1)]))
+    let refused = BTreeMap::from([(("tenant".to_owned(), "budget"), 1)]);
+    encode(&rows, refused, &ProcessorMetrics::sample())
 }
 
 pub(crate) async fn usage(

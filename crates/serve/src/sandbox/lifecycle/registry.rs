@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afresh::{Guest, Reference, Session};
@@ -39,6 +39,7 @@ use crate::sandbox::records::store::SandboxStore;
 use crate::sandbox::tenants::accounts::Accounts;
 use crate::sandbox::tenants::cpu_scheduler::{CpuScheduler, CpuTurn};
 use crate::sandbox::tenants::memory::Memory;
+use crate::sandbox::tenants::processor_metrics::ProcessorMetrics;
 use crate::sandbox::tenants::quota::Quota;
 use crate::sandbox::tenants::tenant_queue::TenantQueue;
 
@@ -72,6 +73,7 @@ pub(crate) struct Sandboxes {
     pub(crate) accounted: Mutex<Instant>,
     calls: TenantQueue,
     pub(crate) processors: Arc<CpuScheduler>,
+    pub(crate) processor_metrics: ProcessorMetrics,
     pub(crate) memory: Arc<Memory>,
     pub(crate) measured: Mutex<Instant>,
     /// Saves of idle sandboxes, and pauses. They wait for disks and take memory.
@@ -220,6 +222,7 @@ impl Sandboxes {
             accounted: Mutex::new(Instant::now()),
             calls: TenantQueue::for_calls(config.max_running_calls, waiting),
             processors: CpuScheduler::new(config.max_computing_calls),
+            processor_metrics: ProcessorMetrics::default(),
             memory: Arc::new(Memory::new(config.max_memory)),
             measured: Mutex::new(Instant::now()),
             // The sweep has one task for each sandbox.
@@ -371,6 +374,8 @@ impl Sandboxes {
             Operation::Slice => BACKGROUND_PATIENCE,
             _ => self.config.call_timeout,
         };
+        // The deadline of all waits: for a place, for a processor, and again after a restore.
+        let deadline = Instant::now() + patience;
         self.accounts.check_call(&sandbox.tenant)?;
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
@@ -390,13 +395,13 @@ impl Sandboxes {
         let waiting_client = Arc::downgrade(&client);
         let done = blocking(move || {
             let _place = sandbox.commands.hold(place);
-            this.take_processor(&sandbox, patience, &waiting_client)?;
+            this.take_processor(&sandbox, deadline, &waiting_client)?;
             // It may have waited for long.
             this.check_may_begin(&sandbox, &life)?;
             let wakes = kind != Operation::Slice;
             if wakes && matches!(*life, Residency::Saved) {
                 let restored = tracing::debug_span!("resume")
-                    .in_scope(|| this.restore(&sandbox, base.as_ref()));
+                    .in_scope(|| this.restore(&sandbox, base.as_ref(), deadline));
                 *life = Residency::Live(Box::new(restored?));
             }
             let used = || {
@@ -462,39 +467,17 @@ impl Sandboxes {
         self.check_not_ending(life)
     }
 
-    /// A processor for a call of the sandbox. It waits for one at most `patience`, and while the
-    /// `client` is there: another attempt of the client would run together with this one.
-    fn take_processor(
-        &self,
-        sandbox: &Sandbox,
-        patience: Duration,
-        client: &Weak<()>,
-    ) -> Result<(), ErrorResponse> {
-        let is_left = || client.strong_count() == 0;
-        let weight = self.accounts.budgets().of(&sandbox.tenant).weight.unwrap_or(1);
-        let (began, killed) = (Instant::now(), || sandbox.killed.load(Ordering::Relaxed));
-        let waits = || began.elapsed() < patience && !killed() && !is_left();
-        let turn = self.processors.enter(&sandbox.tenant, weight, waits);
-        if is_left() {
-            let message = "the client left before its call began";
-            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
-        }
-        let Some(turn) = turn else {
-            return Err(no_processor(sandbox));
-        };
-        sandbox.commands.compute(turn);
-        Ok(())
-    }
-
-    /// Opens a saved sandbox; with `base` its memory is dropped.
+    /// Opens a saved sandbox; with `base` its memory is dropped. It waits for a processor until
+    /// `deadline`.
     fn restore(
         &self,
         sandbox: &Sandbox,
         base: Option<&BaseGuest>,
+        deadline: Instant,
     ) -> Result<Session, ErrorResponse> {
         self.memory.admit_now(1)?;
         self.admit_resume(sandbox)?;
-        let saved = self.open_saved(sandbox);
+        let saved = self.open_saved(sandbox, deadline);
         let restored = match base {
             Some(base) => saved.and_then(|saved| self.restart_resumed(sandbox, base, saved)),
             // Its memory was no part of its charge any more, and cannot be dropped.
@@ -510,17 +493,14 @@ impl Sandboxes {
         restored
     }
 
-    fn open_saved(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
+    fn open_saved(&self, sandbox: &Sandbox, deadline: Instant) -> Result<Session, ErrorResponse> {
         let warm = self.template(&sandbox.template);
         // The state may come from the store of a fleet: a wait for the network.
         sandbox.commands.with_turn(CpuTurn::rest);
         let name = self.ledger.source(&self.config.dir, sandbox)?;
-        let began = Instant::now();
-        let waits = || {
-            began.elapsed() < self.config.call_timeout && !sandbox.killed.load(Ordering::Relaxed)
-        };
+        let waits = || sandbox.waits_until(deadline);
         if sandbox.commands.with_turn(|turn| turn.resume(waits)) == Some(false) {
-            return Err(no_processor(sandbox));
+            return Err(self.no_processor(sandbox));
         }
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
@@ -583,13 +563,4 @@ impl Sandboxes {
             other => Err(other.absent(&sandbox.id)),
         }
     }
-}
-
-/// A call that got no processor before its time, or its sandbox, ended.
-fn no_processor(sandbox: &Sandbox) -> ErrorResponse {
-    if sandbox.killed.load(Ordering::Relaxed) {
-        return Sandbox::not_running(&sandbox.id);
-    }
-    let message = "no processor became free for the call; run fewer at a time, or try again";
-    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message)
 }

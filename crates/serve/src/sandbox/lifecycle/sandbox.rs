@@ -358,6 +358,11 @@ impl Sandbox {
         })
     }
 
+    /// Whether a call of it may still wait for a processor.
+    pub(crate) fn waits_until(&self, deadline: Instant) -> bool {
+        Instant::now() < deadline && !self.killed.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn lifetime(&self) -> MutexGuard<'_, Lifetime> {
         lock(&self.times)
     }

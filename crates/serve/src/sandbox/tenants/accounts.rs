@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::{Deserialize, Serialize};
-
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
 use crate::lock::lock;
 use crate::sandbox::records::record::Records;
 use crate::sandbox::records::store::{SandboxStore, TenantUse};
 use crate::sandbox::records::tenant_use::window_at;
+use crate::sandbox::request_body::unknown_fields::UnknownFields;
 use crate::sandbox::tenants::budgets::{Budgets, Limits};
+use crate::sandbox::tenants::totals::{StoredTotals, Totals};
 
 /// Interval of writes of the totals.
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(10);
@@ -30,42 +30,9 @@ const FILE: &str = "usage";
 const RETRY_SECONDS: u64 = 5;
 /// Maximum tenants with separate labels in metrics. The others share one.
 pub(crate) const MAX_LABELLED_TENANTS: usize = 200;
-
-/// Totals of one tenant since its first use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Totals {
-    /// CPU time of its sandboxes.
-    pub(crate) cpu_seconds: f64,
-    /// Memory of its live sandboxes over time.
-    pub(crate) memory_byte_seconds: f64,
-    /// Its saved states over time.
-    pub(crate) stored_byte_seconds: f64,
-    /// Bytes of its requests.
-    pub(crate) received_bytes: u64,
-    /// Bytes of answers to it.
-    pub(crate) sent_bytes: u64,
-    /// Bytes that its programs sent to servers outside.
-    pub(crate) outbound_bytes: u64,
-    /// Operations of its sandboxes.
-    pub(crate) calls: u64,
-    /// Sandboxes that it made.
-    pub(crate) sandboxes: u64,
-}
-
-impl Totals {
-    /// Adds those of another tenant.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.cpu_seconds += other.cpu_seconds;
-        self.memory_byte_seconds += other.memory_byte_seconds;
-        self.stored_byte_seconds += other.stored_byte_seconds;
-        self.received_bytes += other.received_bytes;
-        self.sent_bytes += other.sent_bytes;
-        self.outbound_bytes += other.outbound_bytes;
-        self.calls += other.calls;
-        self.sandboxes += other.sandboxes;
-    }
-}
+/// The shared label of tenants without a separate one. No tenant has this name: names have no
+/// spaces.
+const OTHERS: &str = "all others";
 
 /// Use within a window.
 #[derive(Debug)]
@@ -86,13 +53,15 @@ impl UsageWindow {
 pub(crate) struct Account {
     owner: BudgetOwner,
     /// Whether metrics show it under its own name.
-    pub(crate) labelled: bool,
+    labelled: bool,
     totals: Mutex<Totals>,
     window: Mutex<UsageWindow>,
     /// Open connections to programs in sandboxes.
     connections: AtomicU64,
     /// Refusals by budget.
     refused: Mutex<BTreeMap<&'static str, u64>>,
+    /// Fields of the file that a later version has added.
+    unknown: UnknownFields,
 }
 
 impl Account {
@@ -104,7 +73,13 @@ impl Account {
             window: Mutex::new(UsageWindow::begin(0)),
             connections: AtomicU64::new(0),
             refused: Mutex::default(),
+            unknown: UnknownFields::default(),
         }
+    }
+
+    /// The value of the label `tenant` in metrics of the tenant with this account.
+    pub(crate) fn label<'a>(&self, tenant: &'a str) -> &'a str {
+        if self.labelled { tenant } else { OTHERS }
     }
 
     pub(crate) fn totals(&self) -> Totals {
@@ -294,10 +269,11 @@ impl Accounts {
     /// Accounts whose totals are in `dir`.
     pub(crate) fn open(dir: &Path, budgets: Budgets) -> io::Result<Self> {
         let records = Records::open(dir.join("usage"))?;
-        let known = records.get::<BTreeMap<String, Totals>>(FILE)?.unwrap_or_default();
-        let entry = |(number, (name, totals)): (usize, (String, Totals))| {
+        let known = records.get::<BTreeMap<String, StoredTotals>>(FILE)?.unwrap_or_default();
+        let entry = |(number, (name, stored)): (usize, (String, StoredTotals))| {
             let labelled = number < MAX_LABELLED_TENANTS;
-            let account = Account::new(BudgetOwner::Tenant, labelled, totals);
+            let mut account = Account::new(BudgetOwner::Tenant, labelled, stored.totals);
+            account.unknown = stored.unknown;
             (Arc::from(name), Arc::new(account))
         };
         Ok(Self {
@@ -471,10 +447,13 @@ impl Accounts {
         if !self.changed.swap(false, Ordering::Relaxed) {
             return;
         }
-        let all: BTreeMap<Arc<str>, Totals> =
-            self.all().into_iter().map(|(name, account)| (name, account.totals())).collect();
-        let all: BTreeMap<&str, &Totals> =
-            all.iter().map(|(name, totals)| (&**name, totals)).collect();
+        let stored = |account: &Account| {
+            let (totals, unknown) = (account.totals(), account.unknown.clone());
+            StoredTotals { totals, unknown }
+        };
+        let all = self.all();
+        let all: BTreeMap<&str, StoredTotals> =
+            all.iter().map(|(name, account)| (&**name, stored(account))).collect();
         if let Err(error) = self.records.store_record(FILE, &all) {
             self.changed.store(true, Ordering::Relaxed);
             tracing::error!(%error, "the usage of tenants could not be written; it is written again later");
@@ -487,19 +466,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_of_totals_is_read_and_written_as_it_was() {
-        let totals = Totals {
-            cpu_seconds: 1.5,
-            memory_byte_seconds: 2.5,
-            stored_byte_seconds: 3.5,
-            received_bytes: 4,
-            sent_bytes: 5,
-            outbound_bytes: 6,
-            calls: 7,
-            sandboxes: 8,
-        };
-        let file = BTreeMap::from([("acme".to_owned(), totals)]);
-        crate::format_version::tests::check_goldens("usage", &file);
+    fn the_file_of_totals_keeps_the_fields_of_a_later_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path().join("usage")).unwrap();
+        let later = serde_json::json!({"acme": {"calls": 1, "gpuSeconds": 2.5}});
+        records.store_record(FILE, &later).unwrap();
+        let accounts = Accounts::open(dir.path(), Budgets::default()).unwrap();
+        accounts.add_run(&"acme".into(), Duration::from_secs(1), true);
+        accounts.write(true);
+        let again: serde_json::Value = records.get(FILE).unwrap().unwrap();
+        let (calls, added) = (&again["acme"]["calls"], &again["acme"]["gpuSeconds"]);
+        assert_eq!((calls, added), (&2.into(), &2.5.into()), "{again}");
     }
 
     #[test]

@@ -3,26 +3,27 @@
 //! The kernel shares the processors among all threads alike, so a tenant with many computing calls
 //! would have nearly all of them. Therefore only a few calls compute at a time.
 //!
-//! Promises: at most `2 n - 1` calls compute at a time on `n` processors, and one of each tenant
-//! beyond them. A call of a tenant that computes nothing else begins at once. While one other
-//! tenant floods, it is one of `2 n` threads, and has half a processor. A call that has computed
-//! for [`QUANTUM`] while others wait gives its place to the tenant with the least CPU time, divided
-//! by its weight (start-time fair queueing). A call that waits for anything else has no place, so
-//! it delays none. While calls wait and processors are idle, more calls run. A tenant without calls
-//! saves up nothing, and keeps its debt. May break it: work without a watch, such as local saves
-//! and reads of files, keeps its place to its end, and a call that begins to compute after a wait
-//! has none for one interval of its watch.
+//! Promises: at most `3 n / 2 - 1` calls compute at a time on `n` processors, and one of each
+//! tenant beyond them. A call of a tenant that computes nothing else begins at once. While one
+//! other tenant floods, it is one of `3 n / 2` threads, and has two thirds of a processor. On one
+//! processor it has half. A call that has computed for [`QUANTUM`] while others wait gives its
+//! place to the tenant with the least CPU time, divided by its weight (start-time fair queueing). A
+//! call that waits for anything else has no place, so it delays none. While calls wait and
+//! processors are idle, more calls run. A tenant without calls saves up nothing, and keeps its
+//! debt. May break it: work without a watch, such as local saves and reads of files, keeps its
+//! place to its end, and a call that begins to compute after a wait has none for one interval of
+//! its watch.
 
-use std::collections::{HashMap, VecDeque};
 use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::histogram::Histogram;
 
 use crate::cpu_time::call_cpu_time;
 use crate::lock::lock;
 use crate::sandbox::tenants::idle_processors::IdleProcessors;
+use crate::sandbox::tenants::scheduler_state::{SchedulerState, Waiter};
 
 /// Time between two decisions about a call.
 const QUANTUM: Duration = Duration::from_millis(4);
@@ -30,16 +31,10 @@ const QUANTUM: Duration = Duration::from_millis(4);
 const WAITING_FRACTION: u32 = 20;
 /// Interval of checks whether a suspended call is to end.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Virtual time of a nanosecond of a tenant with weight 1.
-const VIRTUAL_NANOSECOND: u128 = 1 << 10;
-/// Tenants that are kept before those without calls whose debts are paid are dropped.
-const MAX_IDLE_TENANTS: usize = 64;
-/// Tenants that are kept before the least debts of those without calls are dropped.
-const MAX_DEBTORS: usize = 1024;
 
 /// Calls that compute at a time if the configuration names no number.
 pub(crate) fn default_places() -> usize {
-    2 * processors() - 1
+    (3 * processors() / 2).saturating_sub(1).max(1)
 }
 
 /// Processors that this process may use.
@@ -49,124 +44,7 @@ fn processors() -> usize {
 
 /// The scheduler of one server.
 pub(crate) struct CpuScheduler {
-    /// Calls that compute at a time. A tenant without one has one more.
-    places: usize,
     state: Mutex<SchedulerState>,
-}
-
-struct SchedulerState {
-    running: usize,
-    /// Further places, while processors are idle.
-    extra: usize,
-    idle: IdleProcessors,
-    tenants: HashMap<Arc<str>, TenantState>,
-    /// The virtual time: the least one of tenants with calls. It never falls.
-    clock: u128,
-}
-
-#[derive(Default)]
-struct TenantState {
-    /// Its CPU time divided by its weight, in virtual time.
-    used: u128,
-    running: usize,
-    waiting: VecDeque<Arc<Waiter>>,
-}
-
-/// A call that waits for a place.
-struct Waiter {
-    thread: Thread,
-    has_place: AtomicBool,
-}
-
-impl SchedulerState {
-    /// A tenant that gets a place or waits for one. An idle tenant has saved up nothing.
-    fn tenant(&mut self, name: &Arc<str>) -> &mut TenantState {
-        let clock = self.clock;
-        if !self.tenants.contains_key(name) && self.tenants.len() >= MAX_IDLE_TENANTS {
-            self.tenants.retain(|_, known| !known.is_idle() || known.used > clock);
-            if self.tenants.len() >= MAX_DEBTORS {
-                self.forget_least_debt();
-            }
-        }
-        let tenant = self.tenants.entry(name.clone()).or_default();
-        if tenant.is_idle() {
-            tenant.used = tenant.used.max(clock);
-        }
-        tenant
-    }
-
-    fn forget_least_debt(&mut self) {
-        let idle = self.tenants.iter().filter(|(_, known)| known.is_idle());
-        let least = idle.min_by_key(|(_, known)| known.used).map(|(name, _)| name.clone());
-        least.map(|name| self.tenants.remove(&name));
-    }
-
-    /// The virtual time follows the tenant with calls that has used least.
-    fn advance(&mut self) {
-        let active = self.tenants.values().filter(|tenant| !tenant.is_idle());
-        if let Some(least) = active.map(|tenant| tenant.used).min() {
-            self.clock = self.clock.max(least);
-        }
-    }
-
-    /// The tenant whose waiting call gets a place now.
-    fn next(&self, places: usize) -> Option<Arc<str>> {
-        let has_free = self.running < places + self.extra;
-        let waiting = self.tenants.iter().filter(|(_, tenant)| !tenant.waiting.is_empty());
-        let allowed = waiting.filter(|(_, tenant)| has_free || tenant.running == 0);
-        // Equal ones by name, so that the order does not depend on the map.
-        let least = allowed.min_by(|one, two| (one.1.used, &**one.0).cmp(&(two.1.used, &**two.0)));
-        least.map(|(name, _)| name.clone())
-    }
-
-    /// Gives free places to waiting calls.
-    fn dispatch(&mut self, places: usize) {
-        while let Some(name) = self.next(places) {
-            let Some(tenant) = self.tenants.get_mut(&name) else { return };
-            let Some(waiter) = tenant.waiting.pop_front() else { return };
-            tenant.running += 1;
-            self.running += 1;
-            waiter.has_place.store(true, Ordering::Release);
-            waiter.thread.unpark();
-        }
-        self.advance();
-    }
-
-    fn has_waiting(&self) -> bool {
-        self.tenants.values().any(|tenant| !tenant.waiting.is_empty())
-    }
-
-    fn leave(&mut self, name: &Arc<str>) {
-        self.running -= 1;
-        if self.running == 0 && !self.has_waiting() {
-            // They were idle then; the next flood may find them busy.
-            self.extra = 0;
-        }
-        if let Some(tenant) = self.tenants.get_mut(name) {
-            tenant.running -= 1;
-            if tenant.is_idle() && tenant.used <= self.clock {
-                self.tenants.remove(name);
-            }
-        }
-    }
-
-    /// Follows the load of the processors while calls wait.
-    fn adjust(&mut self) {
-        if self.extra == 0 && !self.has_waiting() {
-            return;
-        }
-        match self.idle.sample(Instant::now()) {
-            Some(true) if self.has_waiting() => self.extra += 1,
-            Some(_) => self.extra /= 2,
-            None => {}
-        }
-    }
-}
-
-impl TenantState {
-    fn is_idle(&self) -> bool {
-        self.running == 0 && self.waiting.is_empty()
-    }
 }
 
 impl CpuScheduler {
@@ -176,9 +54,7 @@ impl CpuScheduler {
     }
 
     fn with_places(places: usize, idle: IdleProcessors) -> Arc<Self> {
-        let state =
-            SchedulerState { running: 0, extra: 0, idle, tenants: HashMap::new(), clock: 0 };
-        Arc::new(Self { places: places.max(1), state: Mutex::new(state) })
+        Arc::new(Self { state: Mutex::new(SchedulerState::new(places, idle)) })
     }
 
     fn state(&self) -> MutexGuard<'_, SchedulerState> {
@@ -200,8 +76,15 @@ impl CpuScheduler {
             began: call_cpu_time(),
             counted: call_cpu_time(),
             since: Instant::now(),
+            waited: Duration::ZERO,
+            waits: None,
         };
         turn.take_place(proceeds).then_some(turn)
+    }
+
+    /// Tenants with calls that compute or wait for a place, and the numbers of both.
+    pub(crate) fn counts(&self) -> Vec<(Arc<str>, (usize, usize))> {
+        self.state().counts().map(|(name, counts)| (name.clone(), counts)).collect()
     }
 
     /// For this many calls at a time, on a host without idle processors.
@@ -213,8 +96,8 @@ impl CpuScheduler {
     /// Calls that compute, and that wait for a place.
     #[cfg(test)]
     pub(crate) fn count(&self) -> (usize, usize) {
-        let state = self.state();
-        (state.running, state.tenants.values().map(|tenant| tenant.waiting.len()).sum())
+        let sum = |(running, waiting), (_, (more, late))| (running + more, waiting + late);
+        self.state().counts().fold((0, 0), sum)
     }
 }
 
@@ -230,6 +113,10 @@ pub(crate) struct CpuTurn {
     counted: Duration,
     /// The time of the last decision.
     since: Instant,
+    /// The time that the call has waited for places.
+    waited: Duration,
+    /// Where that time is reported at the end.
+    waits: Option<Histogram>,
 }
 
 impl CpuTurn {
@@ -265,9 +152,8 @@ impl CpuTurn {
         }
         {
             let mut state = self.scheduler.state();
-            state.adjust();
-            let is_beyond = state.running > self.scheduler.places + state.extra;
-            if self.has_place && !is_beyond && !state.has_waiting() {
+            state.adjust(self.since);
+            if self.has_place && !state.is_beyond() && !state.has_waiting() {
                 return true;
             }
         }
@@ -278,13 +164,7 @@ impl CpuTurn {
     fn charge(&mut self, cpu: Duration) -> Duration {
         let used = cpu.saturating_sub(self.counted);
         self.counted = cpu;
-        // As wide as times are, for the sum grows while the server runs.
-        let step = used.as_nanos() * VIRTUAL_NANOSECOND / u128::from(self.weight);
-        let mut state = self.scheduler.state();
-        state.idle.add_used(used);
-        let tenant = state.tenant(&self.tenant);
-        tenant.used += step;
-        state.advance();
+        self.scheduler.state().charge(&self.tenant, self.weight, used, Instant::now());
         used
     }
 
@@ -298,8 +178,13 @@ impl CpuTurn {
         if std::mem::take(&mut self.has_place) {
             let mut state = self.scheduler.state();
             state.leave(&self.tenant);
-            state.dispatch(self.scheduler.places);
+            state.dispatch(Instant::now());
         }
+    }
+
+    /// Reports the time that the call waits for places to `waits`, at its end.
+    pub(crate) fn report_wait(&mut self, waits: Histogram) {
+        self.waits = Some(waits);
     }
 
     /// Takes a place again after [`CpuTurn::rest`]. False if `proceeds` was first.
@@ -310,37 +195,38 @@ impl CpuTurn {
     }
 
     /// Takes a place, behind all that wait, in turn with the other tenants.
-    fn take_place(&mut self, mut proceeds: impl FnMut() -> bool) -> bool {
-        let waiter =
-            Arc::new(Waiter { thread: std::thread::current(), has_place: AtomicBool::new(false) });
+    fn take_place(&mut self, proceeds: impl FnMut() -> bool) -> bool {
+        let (waiter, began) = (Waiter::new(), Instant::now());
         {
             let mut state = self.scheduler.state();
-            let state = &mut *state;
-            state.tenant(&self.tenant).waiting.push_back(waiter.clone());
+            state.push(&self.tenant, waiter.clone(), began);
             if std::mem::take(&mut self.has_place) {
                 state.leave(&self.tenant);
             }
-            state.dispatch(self.scheduler.places);
+            state.dispatch(began);
         }
-        while !waiter.has_place.load(Ordering::Acquire) {
+        self.has_place = self.wait(&waiter, proceeds);
+        self.since = Instant::now();
+        self.waited += self.since.saturating_duration_since(began);
+        self.has_place
+    }
+
+    /// Waits for a place. False if `proceeds` was first, and no place came meanwhile.
+    fn wait(&self, waiter: &Arc<Waiter>, mut proceeds: impl FnMut() -> bool) -> bool {
+        while !waiter.has_place() {
             std::thread::park_timeout(STOP_CHECK_INTERVAL);
             {
                 // Calls with places may make no decisions, since they wait in the host.
-                let mut state = self.scheduler.state();
-                state.adjust();
-                state.dispatch(self.scheduler.places);
+                let (mut state, now) = (self.scheduler.state(), Instant::now());
+                state.adjust(now);
+                state.dispatch(now);
             }
-            if !waiter.has_place.load(Ordering::Acquire) && !proceeds() {
+            if !waiter.has_place() && !proceeds() {
                 let mut state = self.scheduler.state();
-                let waiting = &mut state.tenant(&self.tenant).waiting;
-                waiting.retain(|other| !Arc::ptr_eq(other, &waiter));
-                // It may have got one meanwhile, which its drop returns.
-                self.has_place = waiter.has_place.load(Ordering::Acquire);
-                return false;
+                state.withdraw(&self.tenant, waiter);
+                return waiter.has_place();
             }
         }
-        self.has_place = true;
-        self.since = Instant::now();
         true
     }
 }
@@ -348,6 +234,9 @@ impl CpuTurn {
 impl Drop for CpuTurn {
     fn drop(&mut self) {
         self.rest();
+        if let Some(waits) = &self.waits {
+            waits.observe(self.waited.as_secs_f64());
+        }
     }
 }
 
@@ -396,7 +285,7 @@ mod tests {
         assert_eq!(scheduler.count(), (4, 0));
         drop((flood, other));
         assert_eq!(scheduler.count(), (0, 0));
-        assert!(scheduler.state().tenants.is_empty());
+        assert!(scheduler.counts().is_empty());
     }
 
     #[test]
@@ -414,43 +303,6 @@ mod tests {
         drop(other);
         drop(waits.join().unwrap());
         assert_eq!(scheduler.count(), (1, 0));
-    }
-
-    #[test]
-    fn places_go_to_the_tenant_that_has_used_least_by_its_weight() {
-        let scheduler = scheduler(4);
-        let waiter = || {
-            let (thread, has_place) = (std::thread::current(), AtomicBool::new(false));
-            Arc::new(Waiter { thread, has_place })
-        };
-        let mut calls = Vec::new();
-        for (tenant, weight) in [("heavy", 3), ("light", 1)] {
-            for _ in 0..2 {
-                calls.push(scheduler.enter(&name(tenant), weight, || true).unwrap());
-            }
-        }
-        for call in &mut calls {
-            let cpu = call.counted + WORK;
-            assert_eq!(call.charge(cpu), WORK);
-        }
-        let mut state = scheduler.state();
-        for _ in 0..8 {
-            for tenant in ["heavy", "light"] {
-                state.tenant(&name(tenant)).waiting.push_back(waiter());
-            }
-        }
-        let mut order = Vec::new();
-        for _ in 0..8 {
-            let next = state.next(100).unwrap();
-            let weight: u32 = if &*next == "heavy" { 3 } else { 1 };
-            let tenant = state.tenants.get_mut(&next).unwrap();
-            tenant.waiting.pop_front();
-            tenant.used += 1_000_000 * VIRTUAL_NANOSECOND * 30 / u128::from(weight);
-            order.push(weight);
-        }
-        state.tenants.values_mut().for_each(|tenant| tenant.waiting.clear());
-        drop(state);
-        assert_eq!(order, [3, 3, 1, 3, 3, 3, 1, 3]);
     }
 
     #[test]
@@ -483,71 +335,5 @@ mod tests {
         assert_eq!(scheduler.count(), (2, 0));
         drop(others);
         assert_eq!(scheduler.count(), (0, 0));
-    }
-
-    #[test]
-    fn a_tenant_is_not_punished_for_processors_that_were_idle() {
-        let scheduler = scheduler(2);
-        let mut alone = enter(&scheduler, "alone");
-        (0..1000).for_each(|_| assert!(compute(&mut alone, WORK)));
-        let newcomer = enter(&scheduler, "newcomer");
-        let used = |tenant: &str| scheduler.state().tenants[tenant].used;
-        assert_eq!(used("newcomer"), used("alone"), "both begin at the same virtual time");
-        drop((alone, newcomer));
-    }
-
-    #[test]
-    fn a_debt_of_one_tenant_delays_no_third_one() {
-        let scheduler = scheduler(3);
-        let mut debtor = enter(&scheduler, "debtor");
-        let active = enter(&scheduler, "active");
-        debtor.charge(debtor.counted + 1000 * WORK);
-        drop(debtor);
-        let debtor = enter(&scheduler, "debtor");
-        let third = enter(&scheduler, "third");
-        let used = |tenant: &str| scheduler.state().tenants[tenant].used;
-        assert_eq!(used("third"), used("active"));
-        assert!(used("debtor") > used("third"));
-        drop((debtor, active, third));
-    }
-
-    #[test]
-    fn debts_of_tenants_without_calls_are_bounded_and_the_greatest_stay() {
-        let scheduler = scheduler(1);
-        let other = enter(&scheduler, "other");
-        for number in 0..MAX_DEBTORS + 64 {
-            let mut turn = enter(&scheduler, &number.to_string());
-            turn.charge(turn.counted + WORK * (number + 1) as u32);
-        }
-        let last = (MAX_DEBTORS + 63).to_string();
-        let state = scheduler.state();
-        assert!(state.tenants.len() <= MAX_DEBTORS + 1, "{}", state.tenants.len());
-        assert!(state.tenants.contains_key(last.as_str()));
-        drop(state);
-        drop(other);
-    }
-
-    #[test]
-    fn further_places_end_with_the_last_call() {
-        let scheduler = scheduler(1);
-        let one = enter(&scheduler, "one");
-        scheduler.state().extra = 30;
-        drop(one);
-        assert_eq!(scheduler.state().extra, 0);
-    }
-
-    #[test]
-    fn a_tenant_keeps_its_debt_while_it_has_no_calls() {
-        let scheduler = scheduler(2);
-        // Beside it another tenant has calls, which have used less.
-        let active = enter(&scheduler, "active");
-        let mut one = enter(&scheduler, "one");
-        one.charge(WORK);
-        drop(one);
-        assert!(scheduler.state().tenants.contains_key("one"));
-        let used = |tenant: &str| scheduler.state().tenants[tenant].used;
-        let (one, two) = (enter(&scheduler, "one"), enter(&scheduler, "two"));
-        assert!(used("one") > used("two"));
-        drop((active, one, two));
     }
 }
