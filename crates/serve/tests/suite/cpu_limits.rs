@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::common::{built, run, scratch, serve};
 use crate::sandbox::{Client, sandboxes, with};
 use serde_json::Value;
+#[cfg(feature = "linux")]
+use serde_json::json;
 
 /// The error of code, as its name and its message.
 fn error(lines: &[Value]) -> (&str, &str) {
@@ -54,6 +56,41 @@ fn the_cpu_time_limit_counts_no_waits_of_a_program() {
         assert_eq!(name, "TimeoutError");
         assert!(message.contains("CPU time limit of 1s"), "{message}");
         assert_eq!(client.value(&sandbox, "6 * 7").await, "42");
+        server.end().await;
+    });
+}
+
+/// Their CPU time is that of the whole sandbox, with its busy commands.
+#[cfg(feature = "linux")]
+#[test]
+fn commands_are_listed_and_ended_under_a_cpu_time_limit_that_ends_all_code() {
+    let Some(guest) = crate::budgets::python() else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), guest);
+        sandboxes.cpu_limit = Some(Duration::from_nanos(1));
+        let template = &mut sandboxes.templates[0];
+        (template.language, template.linux) = ("python".to_owned(), true);
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        let lines = client.execute(&sandbox, "7").await.unwrap();
+        assert_eq!(error(&lines).0, "TimeoutError");
+        let agent = async |method: &str, body: Value| {
+            let request = client
+                .http
+                .post(format!("{}/process.Process/{method}", client.base))
+                .header("e2b-sandbox-id", sandbox["sandboxID"].as_str().unwrap())
+                .header("x-access-token", sandbox["envdAccessToken"].as_str().unwrap())
+                .body(body.to_string());
+            let response = request.send().await.unwrap();
+            (response.status().as_u16(), response.text().await.unwrap())
+        };
+        let (status, text) = agent("List", json!({})).await;
+        assert_eq!((status, text.as_str()), (200, r#"{"processes":[]}"#));
+        let kill = json!({"process": {"pid": 4242}, "signal": "SIGNAL_SIGKILL"});
+        let (status, text) = agent("SendSignal", kill).await;
+        assert!(status == 404 && text.contains("no such command"), "{status} {text}");
         server.end().await;
     });
 }

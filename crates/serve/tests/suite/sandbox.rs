@@ -28,7 +28,7 @@ pub(crate) fn with(sandboxes: SandboxConfig) -> Config {
 /// A client of the control plane and of the agents inside sandboxes.
 pub(crate) struct Client {
     pub(crate) http: reqwest::Client,
-    base: String,
+    pub(crate) base: String,
     pub(crate) key: &'static str,
 }
 

@@ -32,6 +32,9 @@ const MAX_EARLY_BYTES: usize = 1 << 20;
 /// Bytes that a piece of it takes in addition to its content.
 const PIECE_COST: usize = 64;
 
+/// CPU time that a call to manage commands may use, where code has a limit.
+const MANAGEMENT_CPU_TIME: Duration = Duration::from_secs(5);
+
 /// The encoding of a piece of at most [`MAX_PIECE_BYTES`] bytes.
 pub(crate) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
 
@@ -146,6 +149,16 @@ impl OutputRouter {
     pub(crate) fn limit_cpu_time(mut self, limit: Option<Duration>) -> Self {
         if let Some(routed) = &mut self.0 {
             routed.cpu_limit = limit;
+        }
+        self
+    }
+
+    /// The router of a call that manages commands, and runs no code of its client. Its CPU time is
+    /// that of the whole sandbox, so a limit for code is raised to [`MANAGEMENT_CPU_TIME`]: a busy
+    /// command can be listed and ended.
+    pub(crate) fn for_management(mut self) -> Self {
+        if let Some(limit) = self.0.as_mut().and_then(|routed| routed.cpu_limit.as_mut()) {
+            *limit = (*limit).max(MANAGEMENT_CPU_TIME);
         }
         self
     }

@@ -142,6 +142,11 @@ impl CommandTarget {
         self.all.output_router(&self.sandbox)
     }
 
+    /// The router of an operation on commands that run.
+    fn management(&self) -> OutputRouter {
+        self.output_router().for_management()
+    }
+
     async fn start(&self, user: User, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let StartRequest { process, pty, tag, stdin } = connect::decode_stream_request(body)?;
         let mut envs = self.sandbox.settings.envs.clone();
@@ -201,7 +206,7 @@ impl CommandTarget {
     async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let ProcessRequest { process, .. } = connect::decode_stream_request(body)?;
         let (subscriber, heard) = Subscriber::new(keepalive_interval(headers));
-        let connecting = self.ask(self.output_router(), move |asking| {
+        let connecting = self.ask(self.management(), move |asking| {
             let listed = asking.of(&json!({"op": "list"}))?;
             asking.sandbox.commands.listen(find(&listed, &process)?, subscriber, None);
             Ok(())
@@ -211,7 +216,7 @@ impl CommandTarget {
 
     async fn list(&self) -> ProcessResult {
         let listed =
-            self.ask(self.output_router(), |asking| asking.of(&json!({"op": "list"}))).await?;
+            self.ask(self.management(), |asking| asking.of(&json!({"op": "list"}))).await?;
         Ok(axum::Json(json!({ "processes": listed })).into_response())
     }
 
@@ -262,7 +267,7 @@ impl CommandTarget {
     /// Does things with one command.
     async fn chosen(&self, process: Selector, all: Vec<Value>) -> ProcessResult {
         let limit = self.all.config.call_timeout;
-        let done = self.ask(self.output_router(), move |asking| {
+        let done = self.ask(self.management(), move |asking| {
             let begun = Instant::now();
             let number = match process.pid {
                 Some(number) => number,

@@ -58,7 +58,7 @@ impl Sandboxes {
 
     /// Ends commands that have run too long, and runs the rest for a slice.
     async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
-        let (own, mut router) = (sandbox.clone(), self.output_router(sandbox));
+        let (own, mut router) = (sandbox.clone(), self.output_router(sandbox).for_management());
         let language = self.template(&sandbox.template).language;
         self.turn(sandbox, Operation::Slice, move |session| {
             if own.lifetime().paused {
