@@ -51,6 +51,11 @@ impl FileView {
         found
     }
 
+    /// Whether a reader waits for the files.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.0.wanted.load(Ordering::Acquire)
+    }
+
     /// Shows the files, if they are wanted.
     pub(crate) fn offer(&self, tree: &Tree) {
         if self.0.wanted.swap(false, Ordering::AcqRel) {
@@ -73,8 +78,10 @@ mod tests {
         let view = FileView::default();
         let mut tree = Tree::new(Budget::default());
         tree.write_path("/a", b"1", Time::default()).unwrap();
+        assert!(!view.is_wanted());
         view.offer(&tree);
         assert!(view.look(Duration::ZERO).is_none());
+        assert!(!view.is_wanted(), "a reader that has left wants nothing");
         let asked = [(); 2].map(|()| {
             let asking = view.clone();
             std::thread::spawn(move || asking.look(Duration::from_secs(600)))

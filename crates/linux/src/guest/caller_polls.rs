@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Guest;
+use crate::file_view::FileView;
 
 impl Guest {
     /// Whether the caller lets the call continue, polled at each interval.
@@ -13,12 +14,12 @@ impl Guest {
         // The caller may decide by the CPU time of the call.
         self.body.process.bill();
         let proceeds = self.sentry.streams.proceeds();
-        if self.sentry.streams.view.is_some() {
-            // Without it the files are only older.
+        if self.sentry.streams.view.as_ref().is_some_and(FileView::is_wanted) {
+            // It compares shared memory with its files. Without it the files are only older.
             let _ = self.sentry.publish_lasting();
-        }
-        if let Some(view) = &self.sentry.streams.view {
-            view.offer(&self.sentry.state.tree);
+            if let Some(view) = &self.sentry.streams.view {
+                view.offer(&self.sentry.state.tree);
+            }
         }
         self.asked = Instant::now();
         proceeds
