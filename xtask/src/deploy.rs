@@ -3,17 +3,18 @@
 //!
 //! Promises: each metric that an alert or a panel names is in `docs/reference/metrics.md`, and each
 //! alert has a section in `docs/runbooks.md`. `promtool` checks the expressions where it is
-//! installed, and `systemd-analyze` the units. Each text, list and map of a definition of
+//! installed or apt has it, and `systemd-analyze` the units. Each text, list and map of a definition of
 //! agent-sandbox has a limit, and the controller has no right to read Secrets. `cargo xtask kube`
 //! tests both at a real API.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::command::{find, run};
-use crate::host::repository;
+use crate::host::{repository, target_folder};
 
 const RULES: &str = "deploy/prometheus/afresh.rules.yml";
 const DASHBOARD: &str = "deploy/grafana/afresh.json";
@@ -24,6 +25,11 @@ const RUNBOOKS: &str = "docs/runbooks.md";
 const DEFINITIONS: &str = "deploy/agent-sandbox";
 /// Rights of its controller.
 const RIGHTS: &str = "deploy/helm/afresh/files";
+
+/// The command that downloads the package with `promtool`.
+const DOWNLOAD: [&str; 4] = ["-q", "-o", "APT::Sandbox::User=root", "download"];
+/// Its name.
+const PROMETHEUS: &str = "prometheus";
 
 /// Units of systemd.
 const UNITS: &str = "deploy/systemd";
@@ -46,15 +52,38 @@ pub(crate) fn check() -> Result<()> {
         bail!("{} faults in deploy:\n    {}", faults.len(), faults.join("\n    "));
     }
     check_units()?;
-    match find("promtool") {
-        Some(promtool) => {
+    match promtool() {
+        Ok(promtool) => {
             run(Command::new(promtool).args(["check", "rules", RULES]).current_dir(repository()))
         }
-        None => {
-            println!("(promtool is not installed: the expressions of {RULES} are not parsed)");
+        Err(error) => {
+            println!("SKIPPED: the expressions of {RULES}: {error:#}");
             Ok(())
         }
     }
+}
+
+/// `promtool` of the host, or that of Debian's package, which is unpacked and not installed: it has
+/// a server that would start.
+fn promtool() -> Result<PathBuf> {
+    if let Some(installed) = find("promtool") {
+        return Ok(installed);
+    }
+    let folder = target_folder().join("tools").join(PROMETHEUS);
+    let program = folder.join("usr/bin/promtool");
+    if program.exists() {
+        return Ok(program);
+    }
+    std::fs::create_dir_all(&folder)?;
+    let download =
+        || run(Command::new("apt-get").args(DOWNLOAD).arg(PROMETHEUS).current_dir(&folder));
+    download().context("promtool is not installed, and apt has no package prometheus")?;
+    let mut packages = std::fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_package = |path: &PathBuf| path.extension().is_some_and(|end| end == "deb");
+    let package = packages.find(is_package).context("apt downloaded nothing")?;
+    run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&folder))?;
+    std::fs::remove_file(package)?;
+    Ok(program)
 }
 
 /// Checks the units with systemd's own parser, for a machine called `vm`.
