@@ -4,8 +4,8 @@
 //! claim comes before the entry of its sandbox, and is confirmed after it, by compare-and-set. A
 //! claim that replaces that of a lost sandbox removes its entry first, so no host that is back
 //! keeps it. A claim without an answer makes no sandbox, and the next request with its key on this
-//! host replaces it. A confirmation without an answer is read back before its sandbox is given up. A host
-//! that dies between them blocks its key no longer than its lease. A claim lasts
+//! host replaces it. A confirmation without an answer is read back before its sandbox is given up.
+//! A host that dies between them blocks its key no longer than its lease. A claim lasts
 //! [`CLAIM_LIFETIME`], and goes with its sandbox if a host ends that before. The claim of a sandbox
 //! that ends without a host, or is lost with it, stays in the ledger without an effect, so
 //! [`claim_counts`](super::claim_counts) limits the claims of a tenant.

@@ -14,8 +14,8 @@ use crate::sandbox::records::store::SandboxStore;
 /// Paths of the objects in an entry of a sandbox, and in one of a snapshot.
 const SANDBOX: [&str; 4] = ["", "/record", "/record/network", "/state"];
 const SNAPSHOT: [&str; 4] = ["", "/record", "/record/built", "/state"];
-/// The one of other entries.
-const WHOLE: [&str; 1] = [""];
+/// The path of the only object in other entries.
+const TOP_LEVEL: [&str; 1] = [""];
 
 /// Changes an entry as a host of a later version does.
 async fn add_fields(bucket: &Bucket, key: &str, objects: &[&str]) {
@@ -111,9 +111,9 @@ async fn a_name_that_a_snapshot_gets_again_keeps_the_fields_of_a_later_version()
     host.create_snapshot(own.clone()).await.unwrap();
     let bucket = &host.links.kept;
     let before = nats::find(bucket, &key).await.unwrap().unwrap();
-    add_fields(bucket, &key, &WHOLE).await;
+    add_fields(bucket, &key, &TOP_LEVEL).await;
     host.add_names(&own.record, &["web".to_owned()]).await.unwrap();
-    check(bucket, &key, &WHOLE, "a later claim of the name").await;
+    check(bucket, &key, &TOP_LEVEL, "a later claim of the name").await;
     let after = nats::find(bucket, &key).await.unwrap().unwrap();
     let claimed =
         |value: &[u8]| serde_json::from_slice::<Value>(value).unwrap()["claimed"].as_u64().unwrap();
