@@ -3,9 +3,9 @@
 //!
 //! Promises: each metric that an alert or a panel names is in `docs/reference/metrics.md`, and each
 //! alert has a section in `docs/runbooks.md`. `promtool` checks the expressions where it is
-//! installed or apt has it, and `systemd-analyze` the units. Each text, list and map of a definition of
-//! agent-sandbox has a limit, and the controller has no right to read Secrets. `cargo xtask kube`
-//! tests both at a real API.
+//! installed or apt has it, and `systemd-analyze` the units. Each text, list and map of a
+//! definition of agent-sandbox has a limit, and the controller has no right to read Secrets. `cargo
+//! xtask kube` tests both at a real API.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
