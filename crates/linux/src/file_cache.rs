@@ -27,6 +27,7 @@ use crate::host_file_cache;
 use crate::platform::PlatformError;
 use crate::ranges::Ranges;
 use crate::text_twin::TextTwin;
+use crate::window_charge::{WindowBudget, WindowCharge};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are copied at a time.
@@ -45,6 +46,8 @@ pub(crate) struct FileCache {
     twins: BTreeMap<Node, (FileVersion, Option<Arc<TextTwin>>)>,
     /// Whether texts are mapped as their twins.
     pub(crate) shows_twins: bool,
+    /// Memory of windows, which the budget of the cache contains.
+    windows: WindowBudget,
 }
 
 #[derive(Debug)]
@@ -296,10 +299,19 @@ impl FileCache {
         if let Some(shared) = host_file_cache::show((tree, node), wanted.clone(), twin.as_ref())? {
             return Ok(Some(shared));
         }
+        let most = most.saturating_sub(self.windows.bytes());
         match self.lies(tree, node, size.next_multiple_of(PAGE), twin) {
             Some(lies) => Ok(lies.show((tree, node), wanted, most, &|| true)?),
             None => Ok(None),
         }
+    }
+
+    /// Charges `charge` for a window of `bytes`, within a cache of at most `most` bytes. Returns
+    /// whether there was room.
+    pub(crate) fn charge_window(&self, charge: &mut WindowCharge, bytes: u64, most: u64) -> bool {
+        let files = self.place.as_ref().map_or(0, |place| place.holds());
+        let room = most.saturating_sub(files).saturating_sub(self.windows.bytes());
+        charge.grow(&self.windows, bytes.next_multiple_of(PAGE), room)
     }
 
     /// The twin of a file in its present version.

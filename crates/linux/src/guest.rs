@@ -130,12 +130,13 @@ impl Guest {
                     None
                 }
                 Event::Interrupted => {
-                    self.body.process.leave_inside()?;
+                    self.body.process.leave_inside(false)?;
                     self.take_turns(deadline)?
                 }
                 Event::Fault(signal) => {
                     // The call reports an address that it cannot use.
-                    let called = self.body.process.leave_inside()? && signal != libc::SIGTRAP;
+                    let steps = signal == libc::SIGTRAP;
+                    let called = self.body.process.leave_inside(steps)? && !steps;
                     let served = |guest: &mut Self| {
                         guest.sentry.served_fault(&mut guest.body.process, signal)
                     };

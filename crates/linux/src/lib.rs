@@ -67,6 +67,7 @@ mod subprocesses;
 mod text_twin;
 mod trust;
 mod warm;
+mod window_charge;
 
 pub use afresh_egress::{
     ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, EgressFilter, FilterError,

@@ -43,7 +43,9 @@ pub(crate) use frame::{
     USER_SELECTORS,
 };
 pub(crate) use host_traits::HostTraits;
-pub(crate) use inside::{Answer, DESCRIPTORS, Numbers, STAT_LEN, is_answered_inside};
+pub(crate) use inside::{
+    ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, STAT_LEN, is_answered_inside,
+};
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use mapping_room::is_memory_accounted;

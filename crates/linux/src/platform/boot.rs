@@ -177,10 +177,11 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     calls.write(control, Continuation::Ask, BOOT_RECEIPT);
 }
 
-/// The call that maps the page of clock offsets behind the control area, and the window.
+/// The call that maps the page of clock offsets behind the control area, the window, and the page
+/// of actions.
 fn clock_page() -> [u64; 7] {
     let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
-    let (page, len) = (stub::CLOCK_PAGE, (stub::CLOCK_PAGE_LEN + stub::WINDOW_LEN) as u64);
+    let (page, len) = (stub::CLOCK_PAGE, stub::READ_ONLY_LEN as u64);
     let (read, from) = (libc::PROT_READ as u64, stub::CONTROL_LEN as u64);
     [libc::SYS_mmap as u64, page, len, read, fixed, stub::CONTROL_FILE, from]
 }

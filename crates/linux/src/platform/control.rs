@@ -1,5 +1,5 @@
-//! The control area: memory that the sentry and the stub share, and behind it a page and a window
-//! that the guest can only read.
+//! The control area: memory that the sentry and the stub share, and behind it a page, a window and
+//! another page that the guest can only read.
 //!
 //! The guest can write it at any time it runs. So the sentry copies out of it once, and treats the
 //! values as ones that a guest might have put into its registers.
@@ -10,13 +10,16 @@ use std::ptr::NonNull;
 use afresh_sys::Memfd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::inside::ACTIONS_LEN;
 use super::vdso::ClockOffsets;
 use super::{PlatformError, stub};
 
-/// Bytes of the control area, and of the page and the window behind it.
-const LEN: usize = stub::CONTROL_LEN + stub::CLOCK_PAGE_LEN + stub::WINDOW_LEN;
+/// Bytes of the control area, and of everything behind it.
+const LEN: usize = stub::CONTROL_LEN + stub::READ_ONLY_LEN;
 /// Offset of the window.
 const WINDOW: usize = stub::CONTROL_LEN + stub::CLOCK_PAGE_LEN;
+/// Offset of the actions for signals.
+const ACTIONS: usize = WINDOW + stub::WINDOW_LEN;
 
 /// The sentry's mapping of a control area.
 #[derive(Debug)]
@@ -95,6 +98,11 @@ impl Control {
         let rest = self.shown.saturating_sub(bytes.len());
         self.write(WINDOW + bytes.len(), &vec![0; rest]);
         self.shown = bytes.len();
+    }
+
+    /// Sets the actions for signals.
+    pub(super) fn set_actions(&mut self, actions: &[u8; ACTIONS_LEN]) {
+        self.write(ACTIONS, actions);
     }
 
     pub(crate) fn write_word(&mut self, offset: usize, word: u64) {

@@ -11,7 +11,7 @@
 //! event. They are values that a call could have set.
 //!
 //! The *window* behind the page has the bytes of one file, the one that was opened last. A `read`
-//! copies from there.
+//! copies from there. The page behind the window has the actions for signals.
 //!
 //! ```text
 //! start .. commit      the words have the number and the address of the call: it can be made anew
@@ -48,9 +48,16 @@ const _: () = assert!(ANSWERS + ANSWERS_LEN <= stub::CLOCK_PAGE_LEN);
 /// Offset of the answers in the control area and the page behind it.
 pub(super) const ANSWERS_AT: usize = stub::CONTROL_LEN + ANSWERS;
 
-// Words of the guest, at `stub::INSIDE_WORDS`: new offsets, plus one, and a bit for each place that
-// is closed; then the present call, and for a copy its first two arguments and where it stores the
-// offset.
+/// Bytes of the action for a signal.
+pub(crate) const ACTION_LEN: usize = 32;
+/// Length of all actions.
+pub(crate) const ACTIONS_LEN: usize = 64 * ACTION_LEN;
+const _: () = assert!(ACTIONS_LEN <= stub::ACTIONS_LEN);
+
+// Words of the guest, at `stub::INSIDE_WORDS`: new offsets, plus one, and the closed places; then
+// the present call, and for a copy its first two arguments and where it stores the offset. The
+// lowest byte of the closed places has a bit for each, and the bits above it are a list of their
+// numbers, three bits each. The last closed place is first.
 const CLOSED: usize = 8 * DESCRIPTORS;
 /// Length of those that the sentry takes over.
 pub(super) const EFFECTS_LEN: usize = CLOSED + 8;
@@ -64,12 +71,13 @@ const WORDS_LEN: usize = PLACE + 8;
 const _: () = assert!(stub::INSIDE_WORDS + WORDS_LEN <= stub::CHILD_PID);
 
 /// Numbers of calls that may be answered inside.
-const NUMBERS: [libc::c_long; 15] = [
+const NUMBERS: [libc::c_long; 16] = [
     libc::SYS_read,
     libc::SYS_close,
     libc::SYS_fstat,
     libc::SYS_lseek,
     libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
     libc::SYS_ioctl,
     libc::SYS_getpid,
     libc::SYS_getuid,
@@ -102,12 +110,12 @@ pub(crate) enum Answer {
     Group = 6,
     EffectiveGroup = 7,
     ProcessGroup = 8,
-    /// Signals with an action, a bit for each.
-    Actions = 9,
+    /// Signals that the thread blocks, a bit for each.
+    Blocked = 9,
 }
 
 /// Values of all [`Answer`]s.
-pub(crate) type Numbers = [u64; Answer::Actions as usize + 1];
+pub(crate) type Numbers = [u64; Answer::Blocked as usize + 1];
 
 /// Finds the answers of the descriptor in `edi`, if it is not closed: `rcx` is their address, and
 /// `r11` that of its new offset.
@@ -183,6 +191,8 @@ std::arch::global_asm!(
     "    je 35f",
     "    cmp eax, {rt_sigaction}",
     "    je 50f",
+    "    cmp eax, {rt_sigprocmask}",
+    "    je 55f",
     "    mov ecx, {process}",
     "    cmp eax, {getpid}",
     "    je 60f",
@@ -298,8 +308,16 @@ std::arch::global_asm!(
     "    movabs r11, {words}",
     "    mov rax, [r11 + {closed}]",
     "    bts rax, rcx",
-    "    mov rcx, rax",
+    // The list becomes longer by this place.
+    "    mov r11, rax",
+    "    shr r11, 8",
+    "    shl r11, 11",
+    "    shl ecx, 8",
+    "    or r11, rcx",
+    "    movzx ecx, al",
+    "    or rcx, r11",
     "    xor eax, eax",
+    "    movabs r11, {words}",
     "    lea r11, [r11 + {closed}]",
     "    jmp 80f",
     // newfstatat(edi, rsi, rdx, r10d), without a path.
@@ -321,7 +339,7 @@ std::arch::global_asm!(
     find_descriptor!(),
     "    mov rax, {enotty}",
     "    jmp 85f",
-    // rt_sigaction(edi, rsi, rdx, r10): a question for a signal without an action.
+    // rt_sigaction(edi, rsi, rdx, r10): a question.
     "50: test rsi, rsi",
     "    jnz 90f",
     "    cmp r10, 8",
@@ -329,16 +347,28 @@ std::arch::global_asm!(
     "    lea ecx, [rdi - 1]",
     "    cmp ecx, 64",
     "    jae 90f",
-    "    mov rax, [r11 + 8 * {actions}]",
-    "    bt rax, rcx",
-    "    jc 90f",
     "    xor eax, eax",
     "    test rdx, rdx",
     "    jz 85f",
-    "    mov [rdx], rax",
-    "    mov [rdx + 8], rax",
-    "    mov [rdx + 16], rax",
-    "    mov [rdx + 24], rax",
+    "    shl ecx, 5",
+    "    movabs rax, {actions_at}",
+    "    add rcx, rax",
+    ".irp at, 0,8,16,24",
+    "    mov rax, [rcx + \\at]",
+    "    mov [rdx + \\at], rax",
+    ".endr",
+    "    xor eax, eax",
+    "    jmp 85f",
+    // rt_sigprocmask(edi, rsi, rdx, r10): a question.
+    "55: test rsi, rsi",
+    "    jnz 90f",
+    "    cmp r10, 8",
+    "    jne 90f",
+    "    mov rcx, [r11 + 8 * {blocked}]",
+    "    xor eax, eax",
+    "    test rdx, rdx",
+    "    jz 85f",
+    "    mov [rdx], rcx",
     "    jmp 85f",
     // Without an answer: the call is made.
     "90: movabs r11, {words}",
@@ -377,6 +407,7 @@ std::arch::global_asm!(
     fstat = const libc::SYS_fstat,
     lseek = const libc::SYS_lseek,
     rt_sigaction = const libc::SYS_rt_sigaction,
+    rt_sigprocmask = const libc::SYS_rt_sigprocmask,
     ioctl = const libc::SYS_ioctl,
     getpid = const libc::SYS_getpid,
     getuid = const libc::SYS_getuid,
@@ -395,7 +426,8 @@ std::arch::global_asm!(
     group = const Answer::Group as usize,
     effective_group = const Answer::EffectiveGroup as usize,
     process_group = const Answer::ProcessGroup as usize,
-    actions = const Answer::Actions as usize,
+    blocked = const Answer::Blocked as usize,
+    actions_at = const stub::ACTIONS,
     empty_path = const libc::AT_EMPTY_PATH,
     tcgets = const libc::TCGETS,
     enotty = const -libc::ENOTTY,

@@ -17,6 +17,7 @@
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
 //! CLOCK_PAGE                   clock offsets and answers; read-only, shared with the sentry
 //! WINDOW                       bytes of a file for calls inside; read-only, shared with the sentry
+//! ACTIONS                      actions for signals, one page; read-only, shared with the sentry
 //! CLOCK                        the kernel's vDSO, from which that of the guest reads the time; read-only
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```
@@ -68,7 +69,13 @@ pub(crate) const CLOCK_PAGE_LEN: usize = 4096;
 pub(crate) const WINDOW: u64 = CLOCK_PAGE + CLOCK_PAGE_LEN as u64;
 /// Its length.
 pub(crate) const WINDOW_LEN: usize = 64 << 10;
-const _: () = assert!(WINDOW + WINDOW_LEN as u64 <= CLOCK.start);
+/// The page behind the window, with the actions for signals. The guest can only read it.
+pub(crate) const ACTIONS: u64 = WINDOW + WINDOW_LEN as u64;
+/// Its length.
+pub(crate) const ACTIONS_LEN: usize = 4096;
+const _: () = assert!(ACTIONS + ACTIONS_LEN as u64 <= CLOCK.start);
+/// Length of everything behind the control area that the guest can only read.
+pub(crate) const READ_ONLY_LEN: usize = CLOCK_PAGE_LEN + WINDOW_LEN + ACTIONS_LEN;
 /// Where the kernel's vDSO and its data are moved to, and how long they may be.
 pub(crate) const CLOCK: Range<u64> = CODE + 0x10_0000..CODE + 0x20_0000;
 /// Where the image is mapped for copying.

@@ -23,6 +23,8 @@ pub(crate) const CELL_LEN: u64 = 8;
 const TAIL_LEN: u64 = 18;
 /// `cmpb $0,single(%rip)` and `je many`, which precede them for a `read` of glibc.
 pub(crate) const HEAD_LEN: u64 = 13;
+/// Bytes of the first one.
+pub(super) const COMPARISON_LEN: u64 = 7;
 /// Bytes of those two in the text, and of `xor %eax,%eax` behind them.
 pub(crate) const READ_LEN: u64 = 11;
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -35,8 +37,9 @@ type Read<'a> = &'a dyn Fn(u64, usize) -> Option<Vec<u8>>;
 pub(crate) enum Trampoline {
     /// It is about to make this call.
     Call { call: u64, number: u32 },
-    /// It has done nothing of the site that starts there.
-    Head { start: u64 },
+    /// It has done nothing of the site that starts there, but may have compared the byte at
+    /// `single` with 0.
+    Head { start: u64, single: u64 },
 }
 
 /// Bytes before an address that are needed to recognise a trampoline there.
@@ -117,13 +120,14 @@ impl Trampoline {
                 return Some((Self::Call { call, number }, cell));
             }
         }
-        for done in [0, 7] {
+        for done in [0, COMPARISON_LEN as usize] {
             let (bytes, address) = from(BEFORE - done)?;
             if let [0x80, 0x3d, _, _, _, _, 0, 0x0f, 0x84, ..] = *bytes
                 && let Some(rest) = bytes.get(HEAD_LEN as usize..)
                 && let Some((call, _, cell)) = parse(rest, address.wrapping_add(HEAD_LEN))
             {
-                return Some((Self::Head { start: call.wrapping_sub(READ_LEN) }, cell));
+                let single = relative(bytes, 2, address)?.wrapping_add(1);
+                return Some((Self::Head { start: call.wrapping_sub(READ_LEN), single }, cell));
             }
         }
         None

@@ -15,17 +15,21 @@
 //! served before [`Sentry::take_over`], and a program of the host that writes to a file through a
 //! shared mapping, which may leave the times of the file as they are.
 
+use std::collections::BTreeMap;
+
 use afresh_files::{FileVersion, HostFile, Kind, Node};
 use afresh_sys::planted::{self, Bug};
 
+use crate::file_cache::FileCache;
 use crate::platform::{
-    Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process, STAT_LEN, WINDOW_LEN,
+    ACTION_LEN, ACTIONS_LEN, Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process,
+    STAT_LEN, WINDOW_LEN,
 };
 use crate::sentry::Sentry;
 use crate::sentry::abi;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::signals::bit;
 use crate::sentry::result::SyscallControl;
+use crate::window_charge::WindowCharge;
 
 /// A descriptor that is answered for.
 #[derive(Debug)]
@@ -66,11 +70,15 @@ pub(crate) struct InsideAnswers {
     /// Whether it may answer calls.
     open: bool,
     numbers: Numbers,
+    /// Actions for signals, by their numbers.
+    actions: BTreeMap<u64, [u8; ACTION_LEN]>,
     descriptors: [Option<AnsweredDescriptor>; DESCRIPTORS],
     /// Places at which the process has answers.
     given: [bool; DESCRIPTORS],
     /// A descriptor that was used, and may be again.
     used: Option<UsedDescriptor>,
+    /// The charge for the window.
+    window: WindowCharge,
 }
 
 impl InsideAnswers {
@@ -81,7 +89,12 @@ impl InsideAnswers {
 
     /// Removes all of them.
     pub(crate) fn forget(&mut self, process: &mut Process) {
-        *self = Self::default();
+        if !self.actions.is_empty() {
+            process.answer_actions(&[0; ACTIONS_LEN]);
+        }
+        // The memory of the window stays.
+        let window = std::mem::take(&mut self.window);
+        *self = Self { window, ..Self::default() };
         process.forget_answers();
     }
 }
@@ -130,6 +143,24 @@ impl Sentry {
             process.answer_numbers(&numbers);
         }
         (inside.numbers, inside.open) = (numbers, true);
+        self.give_actions(inside, process);
+    }
+
+    /// Gives the process the actions for signals.
+    fn give_actions(&self, inside: &mut InsideAnswers, process: &mut Process) {
+        let actions = &self.state.current().handlers;
+        if inside.actions == *actions {
+            return;
+        }
+        let mut bytes = [0; ACTIONS_LEN];
+        let (table, _) = bytes.as_chunks_mut::<ACTION_LEN>();
+        for (signal, action) in actions {
+            if let Some(entry) = table.get_mut((*signal as usize).wrapping_sub(1)) {
+                *entry = *action;
+            }
+        }
+        process.answer_actions(&bytes);
+        inside.actions.clone_from(actions);
     }
 
     /// Takes over the effects of calls that were answered inside, while the process stands still.
@@ -149,10 +180,9 @@ impl Sentry {
                 open.offset = offset;
             }
         }
-        for (known, closed) in inside.descriptors.iter_mut().zip(effects.closed) {
-            if closed
-                && !planted::is(Bug::InsideOffset)
-                && let Some(known) = known.take()
+        for place in effects.closed {
+            if !planted::is(Bug::InsideOffset)
+                && let Some(known) = inside.descriptors[place].take()
             {
                 // It is the same descriptor as when the answers were given.
                 let _ = self.sys_close(known.answers.number.into());
@@ -201,7 +231,11 @@ impl Sentry {
             return;
         }
         let Some(mut known) = self.answered(number, description) else { return };
-        if is_new && let Some((file, bytes)) = self.contents_of(known.node) {
+        let most = self.state.layout.limit() / FileCache::SHARE;
+        if is_new
+            && let Some((file, bytes)) = self.contents_of(known.node)
+            && self.contents.charge_window(&mut inside.window, bytes.len() as u64, most)
+        {
             inside.descriptors.iter_mut().flatten().for_each(AnsweredDescriptor::close_window);
             process.show_contents(&bytes);
             known.answers.window = bytes.len() as u64;
@@ -274,10 +308,7 @@ impl Sentry {
             (Answer::Group, group),
             (Answer::EffectiveGroup, group),
             (Answer::ProcessGroup, process.info.group.into()),
-            (
-                Answer::Actions,
-                process.handlers.keys().fold(0, |all, &signal| all | bit(signal as u8)),
-            ),
+            (Answer::Blocked, process.threads.current().blocked),
         ] {
             numbers[answer as usize] = number;
         }

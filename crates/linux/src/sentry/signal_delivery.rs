@@ -12,8 +12,9 @@ use crate::sentry::mm::user_memory::{copy_in, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::thread::takes_lock;
 
-/// Flags that a program may change: arithmetic, direction, identification and alignment.
-pub(in crate::sentry) const USER_FLAGS: u64 = 0x24_0cd5;
+/// Flags that a program may change: arithmetic, direction, single steps, resumption,
+/// identification and alignment.
+pub(in crate::sentry) const USER_FLAGS: u64 = 0x25_0dd5;
 
 pub(in crate::sentry) const DIRECTION_AND_TRAP: u64 = 0x500;
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -124,6 +125,7 @@ static uint64_t trail[2];
 static void on_step(int s, siginfo_t *i, void *c) {
   greg_t *g = ((ucontext_t *)c)->uc_mcontext.gregs;
   if (!trail[0]) trail[0] = g[REG_RIP], trail[1] = g[REG_RAX];
+  g[REG_EFL] &= ~0x100;
 }
 // Steps to an address, as an instruction of the site does, and reports where the trap is seen.
 __attribute__((noinline)) static void step(uint64_t to, uint64_t rax, uint64_t rcx, uint64_t function) {
@@ -143,6 +145,21 @@ static void steps(void) {
   step(INSIDE, 39, site + 5, site);
   step(INSIDE + 10, 39, site + 5, site);
   printf("\n");
+}
+
+// Single steps through calls, whose handler does not end them.
+static volatile int walked;
+static void on_walk(int s) { walked++; }
+static void walk(void) {
+  struct sigaction action = {.sa_handler = on_walk};
+  sigaction(SIGTRAP, &action, 0);
+  lseek(file, 0, SEEK_SET);
+  walked = 0;
+  char bytes[2] = {1, 1};
+  __asm__ volatile("sub $256, %%rsp; pushfq; orq $0x100, (%%rsp); popfq; add $256, %%rsp" : : : "memory", "cc");
+  long got = read(file, bytes, 1), next = read(file, bytes + 1, 1), at = lseek(file, 0, SEEK_CUR), id = getpid();
+  __asm__ volatile("sub $256, %%rsp; pushfq; andq $-257, (%%rsp); popfq; add $256, %%rsp" : : : "memory", "cc");
+  printf("walked %d wrong %d\n", walked > 30, got != 1 || next != 1 || at != 2 || id != syscall(SYS_getpid) || bytes[0] != 0 || bytes[1] != 7);
 }
 
 static int depth, found;
@@ -179,6 +196,57 @@ __attribute__((noinline)) static void race(int wanted) {
   setitimer(ITIMER_REAL, &never, 0);
   long at = lseek(file, 0, SEEK_CUR);
   printf("race %s, lost %d, elsewhere %d\n", at == moved + alarms ? "exact" : "wrong", lost, elsewhere);
+}
+
+// Compares actions and the mask with those that the sentry reports, after random changes. Counts
+// questions that were answered inside: the sentry takes a moved offset over.
+static void actions(int rounds) {
+  volatile uint64_t *words = (void *)WORDS;
+  int wrong = 0, inside = 0;
+  for (int round = 0; round < rounds; round++) {
+    int changed = 1 + next(64);
+    uint64_t given[4] = {next(2) ? next(3) : next(~0u) << 20, next(~0u), next(~0u), next(~0u)}, mask = next(~0u), seen;
+    long set = syscall(SYS_rt_sigaction, changed, given, 0, 8);
+    wrong += set != (changed == SIGKILL || changed == SIGSTOP ? -1 : 0);
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
+    lseek(file, 0, SEEK_CUR);
+    lseek(file, round % 50, SEEK_SET);
+    sigset_t blocked;
+    struct sigaction found[65];
+    int result[65];
+    for (int s = 0; s < 65; s++) result[s] = sigaction(s, 0, &found[s]);
+    sigprocmask(SIG_BLOCK, 0, &blocked);
+    inside += words[file % 8] == 1 + round % 50;
+    syscall(SYS_rt_sigprocmask, SIG_BLOCK, 0, &seen, 8);
+    wrong += *(uint64_t *)&blocked != seen;
+    for (int s = 0; s < 65; s++) {
+      if (s == 0 || s == 32 || s == 33) { wrong += result[s] != -1; continue; }
+      uint64_t raw[4];
+      wrong += result[s] || syscall(SYS_rt_sigaction, s, 0, raw, 8);
+      wrong += raw[0] != (uint64_t)found[s].sa_handler || (int)raw[1] != found[s].sa_flags || raw[2] != (uint64_t)found[s].sa_restorer || raw[3] != *(uint64_t *)&found[s].sa_mask;
+    }
+    wrong += sigprocmask(0, 0, (void *)8) != -1 || errno != EFAULT;
+  }
+  printf("actions wrong %d inside %d\n", wrong, inside == rounds);
+}
+
+// Closes two watched files in each order.
+static void closing_order(void) {
+  int wrong = 0;
+  for (int round = 0; round < 20; round++) {
+    int first = open("/data", O_CREAT | O_RDONLY, 0600), other = open("/other", O_CREAT | O_RDONLY, 0600);
+    lseek(first, 1, SEEK_SET);
+    lseek(other, 1, SEEK_SET);
+    int watches = inotify_init1(IN_NONBLOCK);
+    int marks[2] = {inotify_add_watch(watches, "/data", IN_CLOSE), inotify_add_watch(watches, "/other", IN_CLOSE)};
+    int turned = round % 2;
+    wrong += close(turned ? other : first) || close(turned ? first : other);
+    struct inotify_event events[2] = {{0}};
+    wrong += read(watches, events, sizeof events) != sizeof events;
+    wrong += events[0].wd != marks[turned] || events[1].wd != marks[!turned];
+    close(watches);
+  }
+  printf("order wrong %d\n", wrong);
 }
 
 static sigjmp_buf back;
@@ -322,9 +390,12 @@ int main(void) {
     else if (!strcmp(word, "at")) printf("at %ld\n", (long)lseek(file, 0, SEEK_CUR));
     else if (!strcmp(word, "move")) { for (int i = 0; i < a; i++) lseek(file, 1, SEEK_CUR); printf("moved\n"); }
     else if (!strcmp(word, "step")) steps();
+    else if (!strcmp(word, "walk")) walk();
     else if (!strcmp(word, "contents")) contents(path, a);
     else if (!strcmp(word, "interrupted")) interrupted(path, a);
     else if (!strcmp(word, "closes")) closes();
+    else if (!strcmp(word, "order")) closing_order();
+    else if (!strcmp(word, "actions")) actions(a);
     else if (!strcmp(word, "hold") || !strcmp(word, "held")) {
       static int held;
       char text[6] = "";

@@ -37,6 +37,16 @@ static void stacks(void) {
     CHECK(handled == SIGSEGV * 100 + SIGHUP);
 }
 
+// Single steps last across the returns of their handler, until the flag is cleared.
+static volatile int stepped;
+static void on_step(int number) { stepped++; }
+static void steps(void) {
+    struct sigaction action = {.sa_handler = on_step};
+    sigaction(SIGTRAP, &action, 0);
+    __asm__ volatile("sub $256, %%rsp; pushfq; orq $0x100, (%%rsp); popfq; nop; nop; nop; pushfq; andq $-257, (%%rsp); popfq; nop; nop; add $256, %%rsp" : : : "memory", "cc");
+    CHECK(stepped == 6);
+}
+
 // Memory that may be written may be read, by the kernel, too.
 static void written(void) {
     int pipes[2], status;
@@ -145,7 +155,8 @@ int main(void) {
     char line[64];
     while (fgets(line, sizeof line, stdin)) {
         *found = 0;
-        if (*line == 's') stacks();
+        if (!strcmp(line, "stacks\n")) stacks();
+        if (!strcmp(line, "steps\n")) steps();
         if (*line == 'w') written();
         if (*line == 'e') errors();
         if (*line == 'h') stops();

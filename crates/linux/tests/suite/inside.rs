@@ -110,6 +110,27 @@ fn closes_have_the_effects_of_the_sentry() {
 }
 
 #[test]
+fn closes_are_carried_out_in_their_order() {
+    let Some(mut instance) = warm(|program| program) else { return };
+    assert_eq!(ask(&mut instance, "order\n"), "order wrong 0");
+}
+
+#[test]
+fn actions_and_the_mask_of_signals_are_those_of_the_sentry() {
+    let Some(mut instance) = warm(|program| program) else { return };
+    for round in 0..5 {
+        assert_eq!(
+            ask(&mut instance, &format!("actions {}\n", 40 + round)),
+            "actions wrong 0 inside 1"
+        );
+        instance.reset();
+        assert_eq!(ask(&mut instance, "model 1\n"), "model holds", "actions of an earlier call");
+        instance.reset();
+    }
+    instance.verify().unwrap();
+}
+
+#[test]
 fn planted_bugs_are_caught() {
     if warm(|program| program).is_some() {
         planted::must_be_caught(
@@ -128,6 +149,12 @@ fn single_steps_see_the_addresses_of_the_program() {
     // At the trampoline, within it, and in the code inside: about to make the call.
     let expected = "5 39 1; ".repeat(5);
     assert_eq!(ask(&mut instance, "step\n"), expected.trim_end());
+}
+
+#[test]
+fn single_steps_pass_through_calls() {
+    let Some(mut instance) = warm(|program| program) else { return };
+    assert_eq!(ask(&mut instance, "walk\n"), "walked 1 wrong 0");
 }
 
 #[test]
@@ -170,7 +197,7 @@ fn no_jump_into_the_code_inside_reaches_the_next_call() {
     let Some(mut instance) = warm(|program| program.time_limit(Duration::from_secs(2))) else {
         return;
     };
-    for offset in (0..1300).step_by(5) {
+    for offset in (0..1400).step_by(5) {
         let (kind, steps) = (offset / 5 % 16, offset / 5 % 2);
         let answer = instance.call_pristine(format!("jump {offset} {kind} {steps}\n").as_bytes());
         if let Err(CallError::Platform { source: PlatformError::Panicked(panic), .. }) = &answer {

@@ -12,7 +12,9 @@ fn odd_calls_do_what_they_do_on_linux() {
     let Some(mut odd) = common::warm("odd.c", |p| p.time_limit(limit).start_limit(limit)) else {
         return;
     };
-    for request in ["stacks\n", "written\n", "errors\n", "orphans\n", "halts\n", "much\n"] {
+    for request in
+        ["stacks\n", "steps\n", "written\n", "errors\n", "orphans\n", "halts\n", "much\n"]
+    {
         let answer = odd.call_pristine(request.as_bytes()).unwrap();
         assert_eq!(String::from_utf8_lossy(&answer), "ok\n", "{request}");
         odd.verify().unwrap();

@@ -3,11 +3,14 @@
 use super::Process;
 use crate::platform::frame::Register;
 use crate::platform::inside::{
-    ANSWERS_AT, ANSWERS_LEN, BUFFER, CALL, DESCRIPTOR, DESCRIPTOR_LEN, DESCRIPTORS, EFFECTS_LEN,
-    NUMBER, NUMBERS_LEN, Numbers, Progress, STAT_LEN, WINDOW, progress,
+    ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, BUFFER, CALL, DESCRIPTOR, DESCRIPTOR_LEN, DESCRIPTORS,
+    EFFECTS_LEN, NUMBER, NUMBERS_LEN, Numbers, Progress, STAT_LEN, WINDOW, progress,
 };
-use crate::platform::trampoline::{BEFORE, NEAR_LEN, Trampoline};
+use crate::platform::trampoline::{BEFORE, COMPARISON_LEN, NEAR_LEN, Trampoline};
 use crate::platform::{PlatformError, stub};
+
+/// The flag of a result that is 0.
+const ZERO_FLAG: u64 = 0x40;
 
 /// Answers about an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +24,12 @@ pub(crate) struct DescriptorAnswers {
 }
 
 /// Changes that calls inside have made. A guest could have made calls with any of these effects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InsideEffects {
     /// New offsets, by the places of descriptors.
     pub(crate) offsets: [Option<u64>; DESCRIPTORS],
-    /// Places of descriptors that are closed.
-    pub(crate) closed: [bool; DESCRIPTORS],
+    /// Places of descriptors that are closed, in the order of the calls.
+    pub(crate) closed: Vec<usize>,
 }
 
 impl DescriptorAnswers {
@@ -41,6 +44,21 @@ impl DescriptorAnswers {
     }
 }
 
+/// The places that a word of closed ones has, in the order of the calls. Those that a guest has
+/// forged are in any order.
+fn closed_places(word: u64) -> Vec<usize> {
+    let is_closed = |place: usize| word >> place & 1 != 0;
+    let count = (word as u8).count_ones() as usize;
+    let listed = (0..count).rev().map(|back| (word >> (8 + 3 * back)) as usize % DESCRIPTORS);
+    let mut places = Vec::new();
+    for place in listed.chain(0..DESCRIPTORS).filter(|place| is_closed(*place)) {
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
+}
+
 impl Process {
     /// Sets the answers of the descriptor at `place`.
     pub(crate) fn answer_descriptor(&mut self, place: usize, answers: Option<&DescriptorAnswers>) {
@@ -53,6 +71,11 @@ impl Process {
     pub(crate) fn answer_numbers(&mut self, numbers: &Numbers) {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.control.write(ANSWERS_AT, &bytes);
+    }
+
+    /// Sets the actions for signals.
+    pub(crate) fn answer_actions(&mut self, actions: &[u8; ACTIONS_LEN]) {
+        self.control.set_actions(actions);
     }
 
     /// Has every call reach the sentry.
@@ -85,14 +108,15 @@ impl Process {
         for place in 0..DESCRIPTORS {
             let offset = words[place].checked_sub(1);
             effects.offsets[place] = offset.filter(|offset| *offset <= i64::MAX as u64);
-            effects.closed[place] = words[DESCRIPTORS] >> place & 1 != 0;
         }
+        effects.closed = closed_places(words[DESCRIPTORS]);
         effects
     }
 
     /// Moves a thread that was stopped in the code inside, or on the way there, to its call or
-    /// behind it. Returns whether it was there, and makes its call now.
-    pub(crate) fn leave_inside(&mut self) -> Result<bool, PlatformError> {
+    /// behind it. Returns whether it was there, and makes its call now. A thread that executes
+    /// single steps makes progress.
+    pub(crate) fn leave_inside(&mut self, steps: bool) -> Result<bool, PlatformError> {
         let pointer = self.register(Register::Rip);
         let word = |at| self.control.read_word(stub::INSIDE_WORDS + at);
         let (call, number) = match progress(pointer) {
@@ -111,7 +135,7 @@ impl Process {
                 self.set_register(Register::Rip, behind);
                 return Ok(false);
             }
-            None => return self.leave_trampoline(pointer),
+            None => return self.leave_trampoline(pointer, steps),
         };
         self.set_register(Register::Rax, number);
         self.set_register(Register::Rip, call);
@@ -119,7 +143,7 @@ impl Process {
     }
 
     /// As [`Process::leave_inside`], from a trampoline.
-    fn leave_trampoline(&mut self, pointer: u64) -> Result<bool, PlatformError> {
+    fn leave_trampoline(&mut self, pointer: u64, steps: bool) -> Result<bool, PlatformError> {
         let mut bytes = [0; NEAR_LEN];
         let start = pointer.wrapping_sub(BEFORE as u64);
         if !self.read(start, &mut bytes)? {
@@ -136,10 +160,39 @@ impl Process {
                 self.set_register(Register::Rip, call);
                 Ok(true)
             }
-            Trampoline::Head { start } => {
-                self.set_register(Register::Rip, start);
+            Trampoline::Head { start, single } => {
+                let mut byte = [0];
+                if steps && self.read(single, &mut byte)? {
+                    // The comparison is the step. The text has the jump behind it.
+                    let flags = self.register(Register::Flags) & !ZERO_FLAG;
+                    let flags = if byte == [0] { flags | ZERO_FLAG } else { flags };
+                    self.set_register(Register::Flags, flags);
+                    self.set_register(Register::Rip, start.wrapping_add(COMPARISON_LEN));
+                } else {
+                    self.set_register(Register::Rip, start);
+                }
                 Ok(false)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closed_places_are_in_the_order_of_the_calls() {
+        let posted = |places: &[u64]| {
+            places
+                .iter()
+                .fold(0, |word, place| (word >> 8 << 11) | place << 8 | (word | 1 << place) & 0xff)
+        };
+        assert_eq!(closed_places(0), []);
+        assert_eq!(closed_places(posted(&[5])), [5]);
+        assert_eq!(closed_places(posted(&[6, 0, 7, 3, 1, 2, 4, 5])), [6, 0, 7, 3, 1, 2, 4, 5]);
+        // Each closed place is there once, whatever the list has.
+        assert_eq!(closed_places(0b1010), [1, 3]);
+        assert_eq!(closed_places(u64::MAX), [7, 0, 1, 2, 3, 4, 5, 6]);
     }
 }
