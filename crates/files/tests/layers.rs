@@ -10,8 +10,8 @@ mod archives;
 mod common;
 
 use afresh_files::{
-    Access, Budget, Change, Layer, LayerBytes, LayerError, LayerLimits, Refused, Rename, SavedTree,
-    Time, Tree, TreeError, Walk,
+    Access, Budget, Change, Kind, Layer, LayerBytes, LayerError, LayerLimits, Refused, Rename,
+    SavedTree, Time, Tree, TreeError, Walk,
 };
 use archives::{FILE, entry, tarred};
 use common::{LayerStore, Pages};
@@ -227,6 +227,45 @@ fn a_directory_exchanged_for_a_link_is_not_followed() {
     symlink(directory.path(), top.join("sub")).unwrap();
     std::fs::write(directory.path().join("b"), b"outside").unwrap();
     assert_eq!(read(&tree, "sub/b"), Err(Refused::Missing));
+}
+
+#[test]
+fn names_that_were_looked_up_stay_when_their_directory_is_listed() {
+    let directory = host();
+    let top = directory.path().join("top");
+    let tree = over(Layer::directory(&top).unwrap());
+    assert_eq!(read(&tree, "sub/b").unwrap(), b"bee");
+    let (file, below) = (tree.find("sub/b").unwrap(), tree.find("sub/deep").unwrap());
+    assert_eq!(tree.find("sub/late"), Err(Refused::Missing));
+    assert_eq!(tree.find("sub/b/c"), Err(Refused::NotDirectory));
+    std::fs::write(top.join("sub/late"), b"late").unwrap();
+    assert!(tree.find("sub/late").is_ok(), "the directory was not listed");
+    std::fs::remove_file(top.join("sub/b")).unwrap();
+    std::fs::remove_dir(top.join("sub/deep")).unwrap();
+    std::fs::write(top.join("sub/deep"), b"a file now").unwrap();
+    let entries = tree.list_path("sub").unwrap();
+    let found = |name: &[u8]| {
+        let entry = entries.iter().find(|entry| *entry.name == *name);
+        entry.map(|entry| (entry.node, entry.kind))
+    };
+    assert_eq!(found(b"b"), Some((file, Kind::File)));
+    assert_eq!(found(b"deep"), Some((below, Kind::Directory)));
+    assert!(found(b"late").is_some() && found(b"up").is_some());
+    assert_eq!(tree.find("sub/b").unwrap(), file);
+    assert_eq!(tree.stat(file).unwrap().size, 3);
+}
+
+#[test]
+fn a_directory_with_many_lookups_is_listed() {
+    let directory = host();
+    let top = directory.path().join("top");
+    let tree = over(Layer::directory(&top).unwrap());
+    for number in 0..100 {
+        assert_eq!(tree.find(format!("sub/{number}")), Err(Refused::Missing));
+    }
+    std::fs::write(top.join("sub/late"), b"late").unwrap();
+    assert_eq!(tree.find("sub/late"), Err(Refused::Missing));
+    assert_eq!(read(&tree, "sub/b").unwrap(), b"bee");
 }
 
 #[test]

@@ -433,7 +433,10 @@ impl Program {
         let memory = self.memory.min(MAX_RESERVED);
         sentry::write_system_files(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
-        self.write_trust(&mut tree)?;
+        // Files of the host have no authorities of earlier rules.
+        if base.is_some() || !self.egress().certificates().is_empty() {
+            self.write_trust(&mut tree)?;
+        }
         for (path, bytes) in &self.files {
             let written = tree.write_path(sentry::bytes(path), bytes, Time::default());
             written.map_err(unfit(path))?;

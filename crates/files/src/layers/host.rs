@@ -5,6 +5,8 @@
 //! cannot lead out of it. A file's number follows from its path, so that it is the same in another
 //! process. May break it: see [`crate::layer`].
 
+mod lookups;
+
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -27,6 +29,8 @@ use crate::nodes::map::Map;
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Time, Times};
 use crate::nodes::source::Source;
+pub(crate) use lookups::NameLookup;
+use lookups::UnlistedDirectory;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
 pub(crate) const HOST: u64 = 1 << 62;
@@ -42,6 +46,8 @@ struct HostEntry {
     name: Name,
     parent: Node,
     inode: Option<Arc<Inode>>,
+    /// Lookups in a directory without an inode here.
+    unlisted: Option<UnlistedDirectory>,
 }
 
 /// A host directory.
@@ -125,7 +131,7 @@ fn know(
         Some(_) => Ok(()),
         None if known.len() >= MAX_INODES => Err(Errno::NFILE),
         None => {
-            known.insert(node, HostEntry { name, parent, inode: None });
+            known.insert(node, HostEntry { name, parent, inode: None, unlisted: None });
             Ok(())
         }
     }
@@ -172,7 +178,8 @@ impl HostDirectory {
         let (identity, kept) = (OnceLock::new(), OnceLock::new());
         let this = Self { path, root, number, known, open, identity, kept };
         let top = this.root();
-        let known = HostEntry { name: Name::from(&b""[..]), parent: top, inode: None };
+        let (name, inode, unlisted) = (Name::from(&b""[..]), None, None);
+        let known = HostEntry { name, parent: top, inode, unlisted };
         this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
         this
     }
@@ -243,12 +250,24 @@ impl HostDirectory {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // The first result wins.
         let known = known.get_mut(&node).ok_or(Refused::Missing)?;
+        known.unlisted = None;
         Ok(known.inode.get_or_insert(inode).clone())
     }
 
     fn look(&self, node: Node, path: &Path) -> Result<Inode, Errno> {
         let fd = self.open_at(path, OFlags::PATH)?;
         let stat = rustix::fs::fstat(&fd)?;
+        self.inode_of(node, path, &fd, &stat)
+    }
+
+    /// The file at `path`, which is open as `fd` and has the attributes `stat`.
+    fn inode_of(
+        &self,
+        node: Node,
+        path: &Path,
+        fd: &OwnedFd,
+        stat: &rustix::fs::Stat,
+    ) -> Result<Inode, Errno> {
         let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
         let times = Times {
             accessed: time(stat.st_atime, stat.st_atime_nsec as u64),
@@ -261,7 +280,7 @@ impl HostDirectory {
                 Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64))
             }
             FileType::Directory => {
-                let directory = self.list(node, path, &fd)?;
+                let directory = self.list(node, path, fd)?;
                 let below = directory.entries.iter().filter(|(_, e)| e.kind == Kind::Directory);
                 links = 2 + below.count() as u32;
                 Body::Directory(directory)
@@ -302,6 +321,7 @@ impl HostDirectory {
         // A file that is renamed during the listing may appear twice.
         found.sort_unstable_by(|(one, _), (two, _)| one.cmp(two));
         found.dedup_by(|(one, _), (two, _)| one == two);
+        self.add_looked_up(node, &mut found);
         let mut child = path.as_os_str().as_bytes().to_vec();
         if !child.is_empty() {
             child.push(b'/');
@@ -319,6 +339,18 @@ impl HostDirectory {
         }
         let parent = known.get(&node).map_or(node, |known| known.parent);
         Ok(Directory { entries: Map::of_sorted(entries), parent })
+    }
+
+    /// Adds the names that were looked up in a directory to its sorted list.
+    fn add_looked_up(&self, directory: Node, list: &mut Vec<(Name, Kind)>) {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = known.get(&directory).and_then(|here| here.unlisted.as_ref());
+        for (name, _, kind) in here.iter().flat_map(|here| &here.found) {
+            match list.binary_search_by(|(other, _)| other.cmp(name)) {
+                Ok(at) => list[at].1 = *kind,
+                Err(at) => list.insert(at, (name.clone(), *kind)),
+            }
+        }
     }
 
     fn file(&self, node: Node) -> Result<Arc<File>, Refused> {

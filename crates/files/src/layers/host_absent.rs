@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::{LayerError, Refused};
 use crate::layers::layer_bytes::LayerBytes;
 use crate::nodes::inode::Inode;
-use crate::nodes::node::Node;
+use crate::nodes::node::{Kind, Node};
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
 pub(crate) const HOST: u64 = 1 << 62;
@@ -42,6 +42,14 @@ impl HostFile {
     pub fn is_settled(&self) -> bool {
         match self.absent {}
     }
+}
+
+/// The result of a lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "a host directory makes them")]
+pub(crate) enum NameLookup {
+    Known(Option<(Node, Kind)>),
+    Listed,
 }
 
 impl HostDirectory {
@@ -79,6 +87,14 @@ impl HostDirectory {
     }
 
     pub(crate) fn inode(&self, _: Node) -> Result<Arc<Inode>, Refused> {
+        match self.absent {}
+    }
+
+    pub(crate) fn lookup(&self, _: Node, _: &[u8], _: bool) -> Result<NameLookup, Refused> {
+        match self.absent {}
+    }
+
+    pub(crate) fn unlisted(&self, _: Node) -> Option<(Node, Arc<[u8]>)> {
         match self.absent {}
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::layers::archive::Archive;
-use crate::layers::host::{HOST, HostDirectory, HostFile};
+use crate::layers::host::{HOST, HostDirectory, HostFile, NameLookup};
 use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Inode};
 use crate::nodes::node::Node;
@@ -44,6 +44,22 @@ impl Layers {
 
     pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
         self.host(node).ok_or(Refused::Missing)?.inode(node)
+    }
+
+    /// Looks up `name` in a directory of a layer that need not be listed for it.
+    pub(crate) fn lookup(
+        &self,
+        directory: Node,
+        name: &[u8],
+        search: bool,
+    ) -> Result<NameLookup, Refused> {
+        self.host(directory).ok_or(Refused::Missing)?.lookup(directory, name, search)
+    }
+
+    /// The directory above a directory of a layer that was not listed yet, and its name there.
+    pub(crate) fn unlisted(&self, directory: Node) -> Option<(Node, Arc<[u8]>)> {
+        let (above, name) = self.host(directory)?.unlisted(directory)?;
+        Some((self.mounted(above), name))
     }
 
     /// The directory of a file in a layer.

@@ -12,7 +12,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
-use crate::layers::host::HostFile;
+use crate::layers::host::{HostFile, NameLookup};
 use crate::layers::stack::Layers;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
@@ -281,6 +281,12 @@ impl Tree {
         if name.len() > NAME {
             return Err(Refused::NameTooLong);
         }
+        if !matches!(name, b"." | b"..")
+            && self.nodes.get(&directory).is_none()
+            && let NameLookup::Known(found) = self.lower.layers.lookup(directory, name, search)?
+        {
+            return Ok(found);
+        }
         let inode = self.inode(directory)?;
         let Body::Directory(inside) = &inode.body else { return Err(Refused::NotDirectory) };
         if search && inode.mode & 0o100 == 0 {
@@ -298,15 +304,33 @@ impl Tree {
     /// # Errors
     /// [`Refused::NotDirectory`].
     pub fn parent(&self, directory: Node) -> Result<Node, Refused> {
+        if let Some((above, _)) = self.unlisted(directory) {
+            return Ok(above);
+        }
         self.directory(directory, |inside| self.lower.layers.mounted(inside.parent))
+    }
+
+    /// The directory above a directory that has no change and was not listed yet, and its name
+    /// there.
+    fn unlisted(&self, directory: Node) -> Option<(Node, Arc<[u8]>)> {
+        match self.nodes.get(&directory) {
+            Some(_) => None,
+            None => self.lower.layers.unlisted(directory),
+        }
     }
 
     /// The name of a file, and the directory that it is in; `None` where it has none, or has had
     /// several.
     #[must_use]
     pub fn name(&self, node: Node) -> Option<(Node, Arc<[u8]>)> {
-        let (directory, name) = self.inode(node).ok()?.name.clone()?;
-        (self.lookup(directory, &name.0) == Ok(node)).then_some((directory, name.0))
+        let (directory, name) = match self.unlisted(node) {
+            Some(found) => found,
+            None => {
+                let (directory, name) = self.inode(node).ok()?.name.clone()?;
+                (directory, name.0)
+            }
+        };
+        (self.lookup(directory, &name) == Ok(node)).then_some((directory, name))
     }
 
     /// The entries of a directory in order, without `.` and `..`.

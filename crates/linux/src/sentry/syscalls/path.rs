@@ -399,9 +399,15 @@ pub(crate) fn path_of(tree: &Tree, directory: Node) -> Result<Vec<u8>, Errno> {
     let (mut names, mut at) = (Vec::new(), directory);
     while at != Tree::ROOT {
         let above = tree.parent(at)?;
-        let inside = tree.list(above)?;
-        let entry = inside.into_iter().find(|entry| entry.node == at).ok_or(Errno::NOENT)?;
-        names.push(entry.name);
+        let name = tree.name(at).map(|(_, name)| name);
+        let name = name.filter(|name| tree.lookup(above, name) == Ok(at));
+        names.push(match name {
+            Some(name) => name,
+            None => {
+                let inside = tree.list(above)?;
+                inside.into_iter().find(|entry| entry.node == at).ok_or(Errno::NOENT)?.name
+            }
+        });
         at = above;
     }
     let mut path = Vec::new();
