@@ -270,9 +270,9 @@ impl HostDirectory {
     ) -> Result<Inode, Errno> {
         let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
         let times = Times {
-            accessed: time(stat.st_atime, stat.st_atime_nsec as u64),
-            modified: time(stat.st_mtime, stat.st_mtime_nsec as u64),
-            changed: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+            accessed: time(stat.st_atime, stat.st_atime_nsec),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+            changed: time(stat.st_ctime, stat.st_ctime_nsec),
         };
         let mut links = 1;
         let body = match FileType::from_raw_mode(stat.st_mode) {

@@ -164,6 +164,9 @@ pub(crate) fn prepare(
         plant(&mut tree, path, New::Link(bytes(target)), 0o777)?;
     }
     for path in &plan.files {
+        if is_shown(&tree, &mounted, path) {
+            continue;
+        }
         // Unreadable entries are left out.
         if let (Ok(content), Ok(meta)) = (std::fs::read(path), path.metadata()) {
             let node = tree.write_path(bytes(path), &content, Time::default())?;
@@ -174,6 +177,16 @@ pub(crate) fn prepare(
     let used = tree.used();
     let budget = Budget { bytes: used.bytes.saturating_add(storage), files: used.files + FILES };
     Ok((tree.with_budget(budget), mounted))
+}
+
+/// Whether the tree has the host file at `path` already: through a link such as `/bin`, in one of
+/// the `mounted` directories.
+fn is_shown(tree: &Tree, mounted: &[PathBuf], path: &Path) -> bool {
+    let Ok(real) = path.canonicalize() else { return false };
+    let found = tree.find(bytes(path));
+    mounted.iter().any(|above| real.starts_with(above))
+        && found.is_ok()
+        && found == tree.find(bytes(&real))
 }
 
 /// The identity of a start of the guest, which its snapshots and forks keep: a random UUID.
@@ -349,5 +362,29 @@ mod tests {
         let many: Vec<_> = (0..=MAX_LAYERS).map(|n| top.join(format!("granted/{n}"))).collect();
         let error = over_named(Tree::new(Budget::default()), &many, &granted).unwrap_err();
         assert!(matches!(error, Incompatible::Layers(_)), "{error}");
+    }
+
+    #[test]
+    fn a_granted_file_is_copied_only_if_no_granted_directory_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path().canonicalize().unwrap();
+        for path in ["alone", "real"] {
+            std::fs::create_dir(top.join(path)).unwrap();
+            std::fs::write(top.join(path).join("program"), b"program").unwrap();
+        }
+        std::os::unix::fs::symlink("real", top.join("link")).unwrap();
+        let granted = ["alone/program", "link", "link/program", "real"].map(|path| top.join(path));
+        let (tree, _) = prepare(Tree::new(Budget::default()), &granted, 1 << 20).unwrap();
+        let is_host_file = |path: &str| {
+            let node = tree.find(bytes(&top.join(path))).unwrap();
+            assert_eq!(tree.stat(node).unwrap().size, 7);
+            tree.host_file(node).is_some()
+        };
+        assert!(is_host_file("link/program") && is_host_file("real/program"));
+        assert!(!is_host_file("alone/program"));
+        // Without the link, the path is the guest's own.
+        let granted = ["link/program", "real"].map(|path| top.join(path));
+        let (tree, _) = prepare(Tree::new(Budget::default()), &granted, 1 << 20).unwrap();
+        assert!(tree.host_file(tree.find(bytes(&top.join("link/program"))).unwrap()).is_none());
     }
 }
