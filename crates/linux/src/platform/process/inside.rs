@@ -105,9 +105,8 @@ impl Process {
         self.control.write(stub::INSIDE_WORDS, &[0; EFFECTS_LEN]);
         let words: [u64; EFFECTS_LEN / 8] =
             std::array::from_fn(|at| u64::from_le_bytes(bytes.as_chunks().0[at]));
-        for place in 0..DESCRIPTORS {
-            let offset = words[place].checked_sub(1);
-            effects.offsets[place] = offset.filter(|offset| *offset <= i64::MAX as u64);
+        for (new, word) in effects.offsets.iter_mut().zip(words) {
+            *new = word.checked_sub(1).filter(|offset| *offset <= i64::MAX as u64);
         }
         effects.closed = closed_places(words[DESCRIPTORS]);
         effects
