@@ -122,6 +122,12 @@ impl FileOwner for CachedFile {
 }
 
 impl CachedFile {
+    /// Bytes that are filled.
+    pub(crate) fn bytes(&self) -> u64 {
+        let filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        filled.iter().map(|range| range.end - range.start).sum()
+    }
+
     /// The bytes from `offset` on, as [`FileCache::show`] returns them. Pages that it loads count
     /// in `holds`.
     pub(crate) fn show(

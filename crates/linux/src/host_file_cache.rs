@@ -2,8 +2,9 @@
 //!
 //! Promises: a file is taken for a cached one only if its device, number, length and times are the
 //! same, and were not set just now; the cache takes at most a sixteenth of the memory of the host
-//! or control group, mapped or not, but 128 MiB in any case and at most 1 GiB. May break it: a
-//! program that changes a host file without changing its times; a guest would see the old content.
+//! or control group, mapped or not, but 128 MiB in any case and at most 1 GiB; no release takes
+//! bytes that a guest or an image shows. May break it: a program that changes a host file without
+//! changing its times; a guest would see the old content.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -83,6 +84,42 @@ impl HostFileCache {
         self.files.insert(file, HostFileEntry { lies: lies.clone(), asked });
         Some(lies)
     }
+
+    /// Takes out files that no guest and no image shows, with half of the bytes of all such files
+    /// or a little more, the longest unused one first. Returns them with the sum of their bytes.
+    fn take_unused(&mut self) -> (Vec<Arc<CachedFile>>, u64) {
+        let unused = self.files.iter().filter(|(_, kept)| Arc::strong_count(&kept.lies) == 1);
+        let mut unused: Vec<_> =
+            unused.map(|(file, kept)| (kept.asked, *file, kept.lies.bytes())).collect();
+        unused.sort_unstable_by_key(|(asked, ..)| *asked);
+        let wanted = unused.iter().map(|(.., bytes)| bytes).sum::<u64>().div_ceil(2);
+        let (mut taken, mut released) = (Vec::new(), 0);
+        for (_, file, bytes) in unused {
+            if released >= wanted {
+                break;
+            }
+            released += bytes;
+            taken.extend(self.files.remove(&file).map(|kept| kept.lies));
+        }
+        (taken, released)
+    }
+}
+
+/// Bytes of host files in the cache that all guests of this process share, shown by a guest or not.
+#[must_use]
+pub fn cached_file_bytes() -> u64 {
+    let shelf = SHELF.get().lock().unwrap_or_else(PoisonError::into_inner);
+    shelf.place.as_ref().map_or(0, |place| place.holds())
+}
+
+/// Releases half of those cached bytes that no guest and no snapshot shows, or a little more, and
+/// returns their number. A guest that maps the files again reads them from the host.
+pub fn release_cached_files() -> u64 {
+    let (unused, released) =
+        SHELF.get().lock().unwrap_or_else(PoisonError::into_inner).take_unused();
+    // The cache is not locked while the kernel frees their pages.
+    drop(unused);
+    released
 }
 
 /// Maximum files whose twins are remembered.
@@ -182,5 +219,40 @@ mod tests {
         assert!(shelf.files.contains_key(&(file("Cargo.toml"), false)), "it is shown");
         assert!(!shelf.files.contains_key(&(file("src/lib.rs"), false)));
         drop(kept);
+    }
+
+    #[test]
+    fn a_release_takes_half_of_the_bytes_that_no_guest_shows() {
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let tree = over(here);
+        let mut shelf = HostFileCache::default();
+        let mut filled = |path: &str| {
+            let node = tree.find(path).unwrap();
+            let file = tree.host_file(node).unwrap();
+            let lies = shelf.lies(file, PAGE, None).unwrap();
+            lies.show((&tree, node), 0..PAGE, u64::MAX, &|| true).unwrap().unwrap().0
+        };
+        let shown = filled("Cargo.toml");
+        // Unused from the first to the last.
+        let paths = ["src/lib.rs", "src/warm.rs", "src/program.rs"];
+        let images = paths.map(|path| filled(path).image(PAGE).unwrap());
+        assert_eq!(shelf.take_unused().1, 0, "images show them");
+        drop(images);
+        let holds = |shelf: &HostFileCache| shelf.place.as_ref().unwrap().holds();
+        let has = |shelf: &HostFileCache, path: &str| {
+            let file = tree.host_file(tree.find(path).unwrap()).unwrap();
+            shelf.files.contains_key(&(file, false))
+        };
+        for (left, released) in [(1, 2), (0, 1), (0, 0)] {
+            let (unused, bytes) = shelf.take_unused();
+            assert_eq!(bytes, released * PAGE);
+            drop(unused);
+            assert_eq!(holds(&shelf), (1 + left) * PAGE);
+        }
+        assert!(has(&shelf, "Cargo.toml"), "it is shown");
+        assert!(paths.iter().all(|path| !has(&shelf, path)));
+        drop(shown);
+        assert_eq!(shelf.take_unused().1, PAGE);
+        assert_eq!(holds(&shelf), 0);
     }
 }

@@ -80,6 +80,7 @@ pub use error::{
 };
 pub use file_view::FileView;
 pub use frozen::{Frozen, PackedProgram};
+pub use host_file_cache::{cached_file_bytes, release_cached_files};
 pub use host_program::HostProgram;
 pub use instance::Instance;
 pub use limits::StopHandle;

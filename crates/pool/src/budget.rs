@@ -20,6 +20,7 @@ use std::time::Duration;
 use afresh_sys::{InheritedCell, InheritedMutex, InheritedMutexGuard, fork};
 
 use crate::pressure::PressureGauge;
+use crate::shared_cache::{SharedCache, SharedCaches};
 
 /// Stands for the absence of a limit to the pressure: no percentage.
 const NO_PRESSURE: u8 = u8::MAX;
@@ -40,7 +41,7 @@ pub struct ProcessLimits {
     /// no count. The percentage has no effect where the kernel has no PSI (without `CONFIG_PSI`, or
     /// booted with `psi=0`); `afresh doctor` shows the source. With a limit, idle items also give
     /// memory back while the group or the host has less than a sixteenth of its memory left, or
-    /// soon will have.
+    /// soon will have. Caches release unused entries then ([`Budget::relieve_cache`]).
     pub pressure: Option<u8>,
 }
 
@@ -72,6 +73,10 @@ pub struct Usage {
     pub evicted: u64,
     /// Times that an idle item gave memory back under memory pressure.
     pub relieved: u64,
+    /// Bytes of the caches that [`Budget::relieve_cache`] names.
+    pub cache_bytes: usize,
+    /// Bytes that these caches have released under memory pressure.
+    pub released_cache_bytes: u64,
 }
 
 /// Amounts that items take: counted up and down, and requested.
@@ -127,6 +132,8 @@ pub struct Budget {
     /// order.
     clock: AtomicU64,
     pools: InheritedMutex<Vec<PoolHandle>>,
+    caches: SharedCaches,
+    released_cache_bytes: AtomicU64,
     /// The process in which the keeper runs: its generation and one, or 0 for none.
     keeper: AtomicU32,
 }
@@ -154,6 +161,8 @@ impl Budget {
             relieved: AtomicU64::new(0),
             clock: AtomicU64::new(1),
             pools: InheritedMutex::new(Vec::new()),
+            caches: SharedCaches::new(),
+            released_cache_bytes: AtomicU64::new(0),
             keeper: AtomicU32::new(0),
         };
         this.store(ProcessLimits::default());
@@ -211,6 +220,8 @@ impl Budget {
             mappings: self.mappings.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
             relieved: self.relieved.load(Ordering::Relaxed),
+            cache_bytes: self.caches.bytes(),
+            released_cache_bytes: self.released_cache_bytes.load(Ordering::Relaxed),
         }
     }
 
@@ -230,6 +241,13 @@ impl Budget {
         self.mappings.fetch_add(mappings, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         MappingCharge { budget: self, mappings, bytes }
+    }
+
+    /// Has `cache` release unused entries under memory pressure, as idle items give memory back.
+    /// Each use of the cache may repeat the call, which has no further effect.
+    pub fn relieve_cache(&'static self, cache: &'static dyn SharedCache) {
+        self.caches.add(cache);
+        self.wake_keeper();
     }
 
     /// When it is, as items are stamped.
@@ -260,10 +278,16 @@ impl Budget {
         pools.iter().filter_map(|pool| pool.0.upgrade()).collect()
     }
 
-    /// Whether there are pools. None of them is held for it, so that each goes with its owner.
-    fn has_pools(&self) -> bool {
+    /// Whether the keeper has work: there are pools, or caches with bytes. No pool is held for it,
+    /// so that each goes with its owner.
+    fn has_work(&self) -> bool {
         let live = |pool: &PoolHandle| pool.0.strong_count() > 0;
-        self.list().iter().any(live)
+        self.list().iter().any(live) || self.has_cache()
+    }
+
+    /// Whether a cache has bytes that it may have to release.
+    fn has_cache(&self) -> bool {
+        self.pressure_limit().is_some() && self.caches.bytes() > 0
     }
 
     /// Counts a new item, and makes room for it.
@@ -362,9 +386,12 @@ impl Budget {
         pools.len()
     }
 
-    /// Has idle items give half of their memory back, those first that have been idle longest.
-    /// Panics are as for [`Budget::retire`].
+    /// Has idle items give half of their memory back, those first that have been idle longest, and
+    /// caches half of their unused bytes. Panics are as for [`Budget::retire`].
     fn relieve(&self) {
+        if let Ok(bytes) = catch_unwind(AssertUnwindSafe(|| self.caches.release())) {
+            self.released_cache_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         let pools = self.pools();
         let mut ages = BTreeMap::new();
         for pool in &pools {
@@ -392,7 +419,7 @@ impl Budget {
     }
 
     /// Starts the thread that drops idle items, and trims them under memory pressure. It ends when
-    /// no pool is left, or when neither is wanted.
+    /// no pool and no cache is left, or when neither work is wanted.
     #[cold]
     fn start_keeper(&'static self) {
         // Also where the thread does not start: the bounds are kept all the same, and the next item
@@ -403,8 +430,8 @@ impl Budget {
             let budget = keeping.0;
             budget.keep_idle();
             drop(keeping);
-            // A pool may have been made, or the bounds may have been set, after the last look.
-            if budget.has_pools() {
+            // A pool may have been made, a cache filled, or the bounds set, after the last look.
+            if budget.has_work() {
                 budget.wake_keeper();
             }
         };
@@ -436,12 +463,12 @@ impl Budget {
                     self.relieve();
                 }
                 if idle.is_none_or(|idle| slept < idle) {
-                    return self.has_pools();
+                    return self.has_work();
                 }
                 slept = Duration::ZERO;
                 let until =
                     std::mem::replace(&mut last, self.clock.fetch_add(1, Ordering::Relaxed));
-                self.retire(until) > 0
+                self.retire(until) > 0 || self.has_cache()
             }));
             if matches!(step, Ok(false)) {
                 break;

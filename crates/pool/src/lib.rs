@@ -41,6 +41,7 @@ mod pool_state;
 mod pressure;
 mod return_guard;
 mod shard;
+mod shared_cache;
 mod stats;
 mod sync;
 mod trims;
@@ -52,6 +53,7 @@ pub use lease::{Lease, OwnedLease};
 pub use limits::{LimitPolicy, Limits};
 pub use next_item::NextItem;
 pub use pool::Pool;
+pub use shared_cache::SharedCache;
 pub use stats::{PoolStats, ResetCost, ResetStats};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};

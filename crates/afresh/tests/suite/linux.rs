@@ -402,3 +402,50 @@ fn a_memory_limit_of_a_call_goes_before_those_of_its_lease_and_its_program() {
     let mut fork = session.fork(1).unwrap().remove(0);
     fork.call("", b"b=$a; echo ${#b}\n").unwrap_err();
 }
+
+#[test]
+fn cached_host_files_that_no_guest_shows_are_released_under_memory_pressure() {
+    use afresh::linux::cached_file_bytes;
+    use afresh::pool::{Budget, ProcessLimits};
+    // The cache is one for all guests of a process.
+    afresh_sys::run_isolated(
+        "linux::cached_host_files_that_no_guest_shows_are_released_under_memory_pressure",
+        || {
+            if afresh_sys::host::memory_stalls().is_none() {
+                return println!("SKIPPED: this kernel does not report memory pressure");
+            }
+            let budget = Budget::process();
+            let none = ProcessLimits { idle: None, pressure: None, ..ProcessLimits::default() };
+            budget.set(none);
+            let Some(guest) = sed(Options::new()) else { return };
+            assert_eq!(guest.call("", b"a\n").unwrap(), b"1\na\n");
+            let shown = budget.usage().cache_bytes;
+            assert!(shown > 0, "the program and its libraries are mapped");
+            let Some(shell) = opened(afresh::open("/bin/sh", &Options::new())) else { return };
+            assert_eq!(shell.call("", b"echo on\n").unwrap(), b"on\n");
+            drop(shell);
+            let cached = budget.usage().cache_bytes;
+            assert!(cached > shown, "{cached}: a file stays after its last guest");
+            // Any pressure is at least that.
+            budget.set(ProcessLimits { pressure: Some(0), ..none });
+            let until = |bytes: usize| {
+                let since = std::time::Instant::now();
+                while budget.usage().cache_bytes > bytes {
+                    assert!(since.elapsed() < Duration::from_secs(120), "{:?}", budget.usage());
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            };
+            // Files that only the shell showed are released. `sed` shows the common libraries.
+            until(cached - 1);
+            assert!(budget.usage().cache_bytes > 0, "the guest shows its libraries");
+            assert_eq!(guest.call("", b"a\n").unwrap(), b"1\na\n");
+            drop(guest);
+            until(0);
+            let usage = budget.usage();
+            assert_eq!(usage.released_cache_bytes, cached as u64, "{usage:?}");
+            assert_eq!(cached_file_bytes(), 0);
+            let guest = sed(Options::new()).unwrap();
+            assert_eq!(guest.call("", b"a\n").unwrap(), b"1\na\n");
+        },
+    );
+}

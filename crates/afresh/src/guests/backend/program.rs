@@ -14,7 +14,7 @@ use afresh_linux::{
 };
 use afresh_memory::{Feature, PAGE_SIZE};
 use afresh_pager::SnapshotMemory;
-use afresh_pool::{PoolStats, ResetCost};
+use afresh_pool::{Budget, PoolStats, ResetCost, SharedCache};
 use afresh_snapshot::Branch;
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
@@ -106,6 +106,23 @@ impl Reset for Instance {
     }
 }
 
+/// The cache of host files that all programs share.
+struct HostFiles;
+
+impl SharedCache for HostFiles {
+    fn name(&self) -> &'static str {
+        "host files"
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(afresh_linux::cached_file_bytes()).unwrap_or(usize::MAX)
+    }
+
+    fn release(&self) -> usize {
+        usize::try_from(afresh_linux::release_cached_files()).unwrap_or(usize::MAX)
+    }
+}
+
 /// A new instance of a program.
 fn instance(warm: &Warm) -> Result<Instance, Infallible> {
     Ok(warm.instance())
@@ -149,6 +166,7 @@ pub(super) fn warm(name: &str, program: Program, options: &Options) -> Result<Ba
 
 /// A pool with its first instance.
 fn pool(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
+    Budget::process().relieve_cache(&HostFiles);
     let mut first = warm.instance();
     first.prepare().map_err(|error| LeaseError::Create(error.into()))?;
     Ok(Backend::Program(Box::new(Programs::new(warm, first, options.guest.limits)?)))
