@@ -9,6 +9,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use afresh_sys::crash::{point, synced};
 use tempfile::TempPath;
 
 use super::index_of;
@@ -100,6 +101,7 @@ impl ArchiveWriter {
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> Result<(), SaveError> {
+        point();
         self.file.write_all_at(bytes, at).map_err(|e| self.io(e))
     }
 
@@ -132,15 +134,20 @@ impl ArchiveWriter {
         name: Option<&str>,
     ) -> Result<(), SaveError> {
         self.member(INDEX_FILE, &index_of(id, manifest_len, name)?)?;
-        let dir = parent(&self.path);
-        // Two blocks of zeros end an archive.
-        self.file
-            .set_len(self.at + 2 * BLOCK)
-            .and_then(|()| set_mode(&self.file, 0o400))
-            .and_then(|()| self.file.sync_all())
-            .and_then(|()| self.temporary.persist(&self.path).map_err(|e| e.error))
-            .and_then(|()| sync_dir(dir))
-            .map_err(|e| SaveError::io(&self.path, e))
+        let Self { path, temporary, file, at, .. } = self;
+        (|| {
+            point();
+            // Two blocks of zeros end an archive.
+            file.set_len(at + 2 * BLOCK)?;
+            set_mode(&file, 0o400)?;
+            point();
+            file.sync_all()?;
+            synced(&file);
+            point();
+            temporary.persist(&path).map_err(|e| e.error)?;
+            sync_dir(parent(&path))
+        })()
+        .map_err(|e| SaveError::io(&path, e))
     }
 }
 
@@ -161,6 +168,7 @@ impl BlobSink for ArchiveWriter {
             self.at = (self.at + BLOCK + len).next_multiple_of(BLOCK);
         } else {
             // It is there already.
+            point();
             self.file.set_len(self.at).map_err(|e| self.io(e))?;
         }
         Ok((digest, len))

@@ -287,6 +287,7 @@ impl Backend for Objects {
         let to = self.blob_path(digest);
         let what = digest.to_string();
         let part_len = PART.max(size.div_ceil(MAX_PARTS));
+        point();
         let upload = self.patiently(&what, 0, self.uploads.put_multipart(&to)).await?;
         let mut writer = WriteMultipart::new_with_chunk_size(upload, part_len as usize);
         let mut buffer = vec![0; part_len.min(size) as usize];
@@ -312,7 +313,10 @@ impl Backend for Objects {
         }
         // All that is in flight, and then the server puts it together.
         let left = part_len * IN_FLIGHT as u64;
-        self.patiently(&what, left, writer.finish()).await.map(drop)
+        point();
+        let finished = self.patiently(&what, left, writer.finish()).await;
+        point();
+        finished.map(drop)
     }
 
     fn keeps_turns(&self) -> bool {

@@ -572,6 +572,7 @@ impl FileJournal {
             });
             done.map(|()| synced(file)).map_err(|error| {
                 // A part of it must not be taken for a turn later.
+                point();
                 let _ = file.set_len(end);
                 io(error)
             })

@@ -2,6 +2,10 @@
 //! collection, a fold and saves of another writer. Every acknowledged state opens afterwards, and
 //! the store can be used.
 
+mod full_disk;
+#[cfg(feature = "remote")]
+mod servers;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -20,6 +24,8 @@ const CHILD: &str = "AFRESH_TEST_CRASH";
 /// Holds the number of the other writer's last acknowledged save.
 const ACKNOWLEDGED: &str = "../acknowledged";
 const ROUNDS: usize = 3;
+/// An archive of the session, which `export` writes again.
+const ARCHIVE: &str = "a.afresh";
 
 /// An operation on the session `a`, and the number of turns that it has afterwards.
 type Operation = (&'static str, fn(&Store, &Snapshot), usize);
@@ -67,11 +73,12 @@ const OPERATIONS: &[Operation] = &[
     ("tag", |store, open| store.tag("b", Some(open.id())).unwrap(), ROUNDS),
     (
         "import",
-        |store, open| {
-            let file = store.root().join("../a.afresh");
-            archive::export(open, &file, Some("a")).unwrap();
-            archive::import(&file, store, "a").unwrap();
-        },
+        |store, _| assert!(archive::import(&store.root().join(ARCHIVE), store, "a").is_ok()),
+        ROUNDS,
+    ),
+    (
+        "export",
+        |store, open| archive::export(open, &store.root().join(ARCHIVE), Some("a")).unwrap(),
         ROUNDS,
     ),
     ("gc", |store, _| assert!(store.gc().unwrap().kept > 0), ROUNDS),
@@ -154,11 +161,20 @@ const BESIDE_PUSHES: [&str; 5] = ["append", "fold", "compact", "save", "gc"];
 #[cfg(feature = "remote")]
 const SESSION: &str = "turns";
 
-/// A remote in a directory.
+/// Name of a file next to the store: the URL of its remote on a server, then options, one a line.
+#[cfg(feature = "remote")]
+const ADDRESS: &str = "address";
+
+/// The remote of a store: on a server if it has such an address, else in a directory.
 #[cfg(feature = "remote")]
 fn remote(store: &Store) -> afresh_store::remote::Remote {
-    let url = format!("file://{}", store.root().parent().unwrap().join("remote").display());
-    afresh_store::remote::Remote::open(&url, Default::default()).unwrap()
+    let beside = store.root().parent().unwrap();
+    let in_directory = || format!("file://{}", beside.join("remote").display());
+    let address = fs::read_to_string(beside.join(ADDRESS)).unwrap_or_else(|_| in_directory());
+    let mut lines = address.lines();
+    let url = lines.next().unwrap();
+    let options: Vec<_> = lines.map(|line| line.split_once('=').unwrap()).collect();
+    afresh_store::remote::Remote::open_with(url, Default::default(), &options).unwrap()
 }
 
 /// Pushes the session under two names, and once more with turns to follow. The remote has objects
@@ -166,7 +182,7 @@ fn remote(store: &Store) -> afresh_store::remote::Remote {
 #[cfg(feature = "remote")]
 fn push_first(store: &Store) {
     let encoding = afresh_store::Encoding::Raw;
-    std::fs::create_dir(store.root().parent().unwrap().join("remote")).unwrap();
+    std::fs::create_dir_all(store.root().parent().unwrap().join("remote")).unwrap();
     let (open, remote) = (store.load("a").unwrap(), remote(store));
     let other = store.load("plain").unwrap();
     let begin = |snapshot: &Snapshot| {
@@ -341,6 +357,11 @@ impl Matrix {
     /// `also`.
     fn run(&self, first: impl Fn(&Store), also: impl Fn(&Store, &str, bool)) {
         self.be_child();
+        self.run_alone(first, also);
+    }
+
+    /// Kills each operation at each of its steps, and checks the store with `also`.
+    fn run_alone(&self, first: impl Fn(&Store), also: impl Fn(&Store, &str, bool)) {
         for (number, operation) in self.operations.iter().enumerate() {
             let (name, (mut steps, mut saves)) = (operation.0, (0, 0));
             loop {
@@ -378,6 +399,7 @@ fn prepare(place: &Path) -> Store {
     drop(session(&store, "long", 2));
     drop(session(&store, "second", 1));
     store.save("plain", &memory(&[5, 6]), &options()).unwrap();
+    archive::export(&store.load("a").unwrap(), &place.join(ARCHIVE), Some("a")).unwrap();
     store
 }
 
@@ -395,7 +417,7 @@ fn check_other(store: &Store, place: &Path) -> bool {
 /// Checks that everything acknowledged opens, and that the session accepts turns.
 fn check(
     store: &Store,
-    (name, _, after): Operation,
+    (name, again, after): Operation,
     steps: usize,
     done: bool,
     also: impl Fn(&Store, &str, bool),
@@ -410,10 +432,18 @@ fn check(
         for tag in store.tags().unwrap() {
             store.load(&tag.name).unwrap().verify().unwrap();
         }
+        let archive = archive::open(&store.root().join(ARCHIVE)).unwrap();
+        assert!(is_round(&archive, ROUNDS), "{name}, step {steps}");
         store.gc().unwrap();
     }
     also(store, name, done);
     let found = store.load("a").unwrap();
+    if name == "export" {
+        again(store, &found);
+        let left = fs::read_dir(store.root()).unwrap().map(|entry| entry.unwrap().file_name());
+        let is_left = |name: &std::ffi::OsString| name.to_str().unwrap().starts_with(".a.afresh");
+        assert_eq!(left.filter(is_left).count(), 0, "step {steps}");
+    }
     let rounds = if is_round(&found, after) { after } else { ROUNDS };
     append(&mut store.begin_turns("a", &found, ReplacedName::Any).unwrap(), rounds + 1);
     assert!(is_round(&store.load("a").unwrap(), rounds + 1), "{name}, step {steps}");

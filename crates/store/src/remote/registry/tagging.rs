@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use afresh_sys::crash::point;
 use bytes::Bytes;
 use reqwest::header::{
     ACCEPT, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
@@ -125,6 +126,7 @@ impl Registry {
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
         let manifest = Bytes::from(manifest);
+        point();
         let response = self
             .retry
             .attempt_sending(&format!("{self}: {what}"), manifest.len() as u64, || {
@@ -138,6 +140,7 @@ impl Registry {
                 })
             })
             .await?;
+        point();
         // A proxy or a login page answers anything with 200.
         if response.status() != reqwest::StatusCode::CREATED {
             let why = format!("the registry answered {} instead of 201 Created", response.status());

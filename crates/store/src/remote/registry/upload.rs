@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use afresh_sys::crash::point;
 use bytes::Bytes;
 use reqwest::header::{
     CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RANGE,
@@ -42,6 +43,7 @@ impl Registry {
 
     async fn begin(&self, what: &str) -> Result<Url, RemoteError> {
         let url = self.url("blobs/uploads/")?;
+        point();
         let response = self
             .send(what, Access::Push, &url, |url| self.client.post(url).header(CONTENT_LENGTH, 0))
             .await?;
@@ -57,6 +59,7 @@ impl Registry {
     ) -> Result<(), RemoteError> {
         let mut url = url.clone();
         url.query_pairs_mut().append_pair("digest", &digest.to_string());
+        point();
         let response = self
             .send(what, Access::Push, &url, |url| {
                 self.client
@@ -66,6 +69,7 @@ impl Registry {
                     .body(bytes.clone())
             })
             .await?;
+        point();
         match response.status() {
             StatusCode::CREATED => Ok(()),
             // Some registries answer so, and so does every login page.
@@ -150,6 +154,7 @@ impl Registry {
         let part = Bytes::from(part);
         let end = at + part.len() as u64;
         upload.borrow_mut().in_doubt = true;
+        point();
         let response = self
             .send(what, Access::Push, &url, |url| {
                 self.client

@@ -10,7 +10,7 @@ mod latency;
 mod login;
 mod proxy;
 mod retry_budget;
-mod servers;
+pub(crate) mod servers;
 mod stub;
 mod tagging;
 mod transfer;

@@ -119,9 +119,14 @@ impl Server {
         }
     }
 
-    /// The folder of an S3 server's in which the objects of the remote are files.
+    /// The folder of an S3 server in which the objects of its bucket are files.
+    pub(crate) fn bucket(&self) -> std::path::PathBuf {
+        self.dir.path().join("data").join(BUCKET)
+    }
+
+    /// The folder of the objects of the remote.
     pub(crate) fn folder(&self) -> std::path::PathBuf {
-        self.dir.path().join("data").join(BUCKET).join("team/guest")
+        self.bucket().join("team/guest")
     }
 
     /// Bytes of the files that hold the server's blobs.
