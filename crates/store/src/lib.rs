@@ -79,4 +79,4 @@ pub use snapshots::turns::Turns;
 pub use turn::{Journal, Patch, Signer, Turn, TurnBuilder, TurnPiece};
 pub use writing::compact::CompactOptions;
 pub use writing::fold::FoldOptions;
-pub use writing::save::{SaveRequest, SnapshotOptions};
+pub use writing::save::{SaveRequest, SaveTimes, SnapshotOptions};

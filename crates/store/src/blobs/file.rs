@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use afresh_sys::crash::{point, synced};
 #[cfg(unix)]
@@ -107,14 +107,17 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Writes a blob. Another thread hashes a large one during this, which takes longer than all other
-/// work, unless it is hashed here. The disk begins to write while more is pushed.
+/// Writes a blob. Another thread hashes a large one, also bytes that are being written, because the
+/// hash takes longer than all other work. Or the writer hashes it. The disk begins to write while
+/// more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
     file: File,
     len: u64,
     /// Bytes pushed since the last request to write to the disk.
     unsent: usize,
+    /// The time of the first write.
+    began: Option<Instant>,
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
     hashing: BlobHash,
@@ -157,7 +160,7 @@ impl BlobWriter {
 
     fn new(target: Target, file: File) -> Self {
         let hashing = BlobHash::new();
-        Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None }
+        Self { target, file, len: 0, unsent: 0, began: None, sealer: None, hashing, digest: None }
     }
 
     /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are
@@ -208,6 +211,11 @@ impl BlobWriter {
 
     /// Appends bytes as they are stored.
     fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        let bytes = Arc::new(bytes);
+        if !self.hashing.push(bytes.clone()) {
+            return Err(self.ended());
+        }
+        self.began.get_or_insert_with(Instant::now);
         point();
         self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
@@ -218,7 +226,12 @@ impl BlobWriter {
             #[cfg(unix)]
             let _ = begin_writing(self.file.as_fd());
         }
-        if self.hashing.push(bytes) { Ok(()) } else { Err(self.ended()) }
+        Ok(())
+    }
+
+    /// When its first bytes were written, if any were.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        self.began
     }
 
     fn ended(&self) -> SaveError {

@@ -67,9 +67,9 @@ impl Hash {
 /// A blob, as its writer and the thread see it.
 #[derive(Default)]
 struct Blob {
-    queue: VecDeque<Vec<u8>>,
+    queue: VecDeque<Arc<Vec<u8>>>,
     /// Buffers that were hashed.
-    recycled: Vec<Vec<u8>>,
+    recycled: Vec<Arc<Vec<u8>>>,
     closed: bool,
     digest: Option<Sha256>,
 }
@@ -139,12 +139,12 @@ impl BlobHasher {
     }
 
     /// A buffer that was hashed, with any content.
-    fn recycled(&self) -> Vec<u8> {
+    fn recycled(&self) -> Arc<Vec<u8>> {
         self.shared.lock().both[self.number].recycled.pop().unwrap_or_default()
     }
 
     /// Appends bytes. Returns whether the thread takes them.
-    fn push(&self, bytes: Vec<u8>) -> bool {
+    fn push(&self, bytes: Arc<Vec<u8>>) -> bool {
         let mut blobs = self.shared.lock();
         while blobs.both[self.number].queue.len() >= QUEUE && !blobs.ended {
             blobs = self.shared.room.wait(blobs).unwrap_or_else(PoisonError::into_inner);
@@ -193,7 +193,7 @@ impl Drop for BlobHasher {
 /// A buffer that is being hashed.
 #[derive(Default)]
 struct HashBuffer {
-    bytes: Vec<u8>,
+    bytes: Arc<Vec<u8>>,
     done: usize,
 }
 
@@ -293,10 +293,10 @@ mod tests {
                 for (hashing, text) in pair.iter().zip(&texts) {
                     scope.spawn(move || {
                         for part in text.chunks(10_000) {
-                            let mut buffer = hashing.recycled();
+                            let mut buffer = Arc::try_unwrap(hashing.recycled()).unwrap();
                             buffer.clear();
                             buffer.extend_from_slice(part);
-                            assert!(hashing.push(buffer));
+                            assert!(hashing.push(Arc::new(buffer)));
                         }
                         assert_eq!(hashing.finish(), Some(Sha256::of(text)));
                         assert_eq!(hashing.finish(), Some(Sha256::of(text)));
@@ -309,11 +309,11 @@ mod tests {
     #[test]
     fn a_blob_that_is_given_up_does_not_stop_its_pair() {
         let [one, two] = BlobHasher::pair().unwrap();
-        assert!(one.push(text(100_000, 3)));
+        assert!(one.push(Arc::new(text(100_000, 3))));
         drop(one);
         let rest = text(3_000_000, 5);
         for part in rest.chunks(100_000) {
-            assert!(two.push(part.to_vec()));
+            assert!(two.push(Arc::new(part.to_vec())));
         }
         assert_eq!(two.finish(), Some(Sha256::of(&rest)));
     }

@@ -24,6 +24,11 @@ pub(crate) trait BlobSink {
     /// Sees to it that a layer of another snapshot is there too.
     fn keep(&mut self, layer: &Layer) -> Result<(), SaveError>;
 
+    /// Sees to it that these layers of another snapshot are there too.
+    fn keep_all(&mut self, layers: &[Layer]) -> Result<(), SaveError> {
+        layers.iter().try_for_each(|layer| self.keep(layer))
+    }
+
     /// Puts a small blob.
     fn put(&mut self, bytes: Vec<u8>) -> Result<(Sha256, u64), SaveError> {
         let mut blob = self.begin(None)?;

@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use afresh_sys::crash::point;
 use afresh_sys::fork;
@@ -25,6 +26,7 @@ use crate::disk::temporary::TEMPORARY;
 use crate::format::digest::from_hex;
 use crate::layers::blob_sink::{BlobSink, copy_blob};
 use crate::local::live_set::LiveSet;
+use crate::local::store::{BlobGate, BlobLocks};
 use crate::turn::new_journal_id;
 use crate::{Encoding, Layer, SaveError, Sha256, Store};
 
@@ -41,8 +43,12 @@ pub(crate) struct Staging {
     id: String,
     path: PathBuf,
     marker: File,
+    /// The locks of the store, opened once.
+    locks: BlobLocks,
     /// The process that writes. A child of a fork leaves its parent's marker alone.
     generation: u32,
+    /// The time of the first write to a blob that has ended.
+    first_write: Option<Instant>,
 }
 
 impl Store {
@@ -51,7 +57,8 @@ impl Store {
         let mut id = new_journal_id()?;
         id.truncate(ID_LEN);
         let path = self.root().join(format!("{MARKER}{id}"));
-        let _gate = self.lock_blobs()?;
+        let locks = self.blob_locks()?;
+        let gate = locks.lock()?;
         point();
         let marker = OpenOptions::new()
             .read(true)
@@ -61,7 +68,9 @@ impl Store {
             .open(&path)
             .and_then(|marker| marker.lock().map(|()| marker))
             .map_err(|e| SaveError::io(&path, e))?;
-        Ok(Staging { store: self.clone(), id, path, marker, generation: fork::generation() })
+        drop(gate);
+        let (store, generation) = (self.clone(), fork::generation());
+        Ok(Staging { store, id, path, marker, locks, generation, first_write: None })
     }
 
     /// Notes what living writers have staged, and removes the markers of dead ones. Returns the
@@ -126,10 +135,10 @@ pub(crate) fn remove(path: &std::path::Path) -> io::Result<()> {
 }
 
 impl Staging {
-    /// Keeps the blob or journal of this name. No collection runs before the returned lock is
-    /// dropped.
-    pub(crate) fn mark(&mut self, name: &str) -> Result<File, SaveError> {
-        let gate = self.store.lock_blobs()?;
+    /// Keeps the blob or journal of this name, or several, one a line. No collection runs before the
+    /// returned lock is dropped.
+    pub(crate) fn mark(&mut self, name: &str) -> Result<BlobGate<'_>, SaveError> {
+        let gate = self.locks.lock()?;
         point();
         self.marker
             .write_all(format!("{name}\n").as_bytes())
@@ -137,10 +146,16 @@ impl Staging {
         Ok(gate)
     }
 
+    /// The time of the first write, once its blob has ended.
+    pub(crate) fn first_write(&self) -> Option<Instant> {
+        self.first_write
+    }
+
     /// Whether the store has a blob of this digest and length, which stays then.
     pub(crate) fn has(&mut self, digest: Sha256, size: u64) -> Result<bool, SaveError> {
+        let path = self.store.blob_path(digest);
         let _gate = self.mark(&digest.hex())?;
-        Ok(fs::metadata(self.store.blob_path(digest)).is_ok_and(|meta| meta.len() == size))
+        Ok(fs::metadata(path).is_ok_and(|meta| meta.len() == size))
     }
 
     /// As [`BlobSink::end`] if the digest is `expected`; the inner error is what it is instead, and
@@ -171,8 +186,27 @@ impl BlobSink for Staging {
 
     fn end(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
         let closed = blob.close()?;
+        let times = [self.first_write, blob.began()];
+        self.first_write = times.into_iter().flatten().min();
         let _gate = self.mark(&closed.0.hex())?;
         blob.place(closed.0).map(|()| closed)
+    }
+
+    fn keep_all(&mut self, layers: &[Layer]) -> Result<(), SaveError> {
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let path = |layer: &Layer| self.store.blob_path(layer.digest());
+        let paths: Vec<_> = layers.iter().map(path).collect();
+        let names: Vec<_> = layers.iter().map(|layer| layer.digest().hex()).collect();
+        // One lock for all: a stack has up to 128 layers.
+        let gate = self.mark(&names.join("\n"))?;
+        let is_missing = |(layer, path): &(&Layer, PathBuf)| {
+            !fs::metadata(path).is_ok_and(|meta| meta.len() == layer.size())
+        };
+        let missing: Vec<_> = layers.iter().zip(paths).filter(is_missing).collect();
+        drop(gate);
+        missing.into_iter().try_for_each(|(layer, _)| copy_blob(self, layer))
     }
 
     fn keep(&mut self, layer: &Layer) -> Result<(), SaveError> {

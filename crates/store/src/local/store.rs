@@ -3,6 +3,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use afresh_sys::crash::point;
+
 use crate::blobs::file::{FileBlob, read_bounded};
 use crate::blobs::source::{Blobs, read_kind};
 use crate::disk::os::OpenOptionsExt;
@@ -92,45 +94,46 @@ impl Store {
         replace_file(&self.root.join(name), &self.blob_dir(), bytes)
     }
 
-    /// Takes a lock of the store, waiting for it; dropping the file releases it.
-    pub(crate) fn lock(&self, name: &str, exclusive: bool) -> Result<File, SaveError> {
-        afresh_sys::crash::point();
+    /// Opens a lock of the store.
+    fn open_lock(&self, name: &str) -> Result<File, SaveError> {
         let path = self.root.join(name);
-        (|| {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o200 | readers(&self.blob_dir()))
-                .open(&path)?;
-            if exclusive {
-                file.lock()?
-            } else {
-                file.lock_shared()?
-            }
-            Ok(file)
-        })()
-        .map_err(|e| SaveError::io(&path, e))
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o200 | readers(&self.blob_dir()))
+            .open(&path)
+            .map_err(|e| SaveError::io(&path, e))
     }
 
-    /// Keeps `gc` from running, for a moment: [`Staging`](crate::local::staging::Staging) keeps
-    /// blobs for longer. Waits for a `gc` that waits itself, so that a stream of writers cannot
-    /// keep it waiting.
-    pub(crate) fn lock_blobs(&self) -> Result<File, SaveError> {
-        drop(self.lock(GC_LOCK, false)?);
-        self.lock(BLOB_LOCK, false)
+    /// Takes a lock of the store for this process alone, waiting for it; dropping the file releases
+    /// it.
+    fn lock(&self, name: &str) -> Result<File, SaveError> {
+        point();
+        let file = self.open_lock(name)?;
+        file.lock().map_err(|e| SaveError::io(&self.root.join(name), e))?;
+        Ok(file)
+    }
+
+    /// Opens the locks that a writer of blobs takes.
+    pub(crate) fn blob_locks(&self) -> Result<BlobLocks, SaveError> {
+        Ok(BlobLocks {
+            root: self.root.clone(),
+            collection: self.open_lock(GC_LOCK)?,
+            blobs: self.open_lock(BLOB_LOCK)?,
+        })
     }
 
     /// Keeps others from writing blobs, as `gc` needs it.
     pub(crate) fn lock_all_blobs(&self) -> Result<[File; 2], SaveError> {
-        let gate = self.lock(GC_LOCK, true)?;
-        Ok([gate, self.lock(BLOB_LOCK, true)?])
+        let gate = self.lock(GC_LOCK)?;
+        Ok([gate, self.lock(BLOB_LOCK)?])
     }
 
     /// Keeps others from changing `index.json`.
     pub(crate) fn lock_index(&self) -> Result<File, SaveError> {
-        self.lock(INDEX_LOCK, true)
+        self.lock(INDEX_LOCK)
     }
 
     pub(crate) fn index(&self) -> Result<IndexJson, OpenError> {
@@ -198,6 +201,41 @@ impl Blobs for Store {
 
     fn journal(&self, id: &str) -> Option<PathBuf> {
         Some(self.journal_path(id))
+    }
+}
+
+/// The locks that a writer of blobs takes for a moment, several times.
+pub(crate) struct BlobLocks {
+    root: PathBuf,
+    collection: File,
+    blobs: File,
+}
+
+impl BlobLocks {
+    /// Keeps `gc` from running, for a moment: [`Staging`](crate::local::staging::Staging) keeps
+    /// blobs for longer. Waits for a `gc` that waits itself, so that a stream of writers cannot
+    /// keep it waiting.
+    pub(crate) fn lock(&self) -> Result<BlobGate<'_>, SaveError> {
+        point();
+        self.collection
+            .lock_shared()
+            .and_then(|()| self.collection.unlock())
+            .and_then(|()| {
+                point();
+                self.blobs.lock_shared()
+            })
+            .map_err(|e| SaveError::io(&self.root, e))?;
+        Ok(BlobGate(&self.blobs))
+    }
+}
+
+/// The shared lock of the blobs, until it is dropped.
+pub(crate) struct BlobGate<'a>(&'a File);
+
+impl Drop for BlobGate<'_> {
+    fn drop(&mut self) {
+        // If it fails, the lock lasts until the writer closes its files.
+        let _ = self.0.unlock();
     }
 }
 

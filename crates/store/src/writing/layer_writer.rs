@@ -17,8 +17,14 @@ use crate::{Pages, SaveError, Sha256, Snapshot};
 pub(crate) use segments::write_base;
 
 const GROUP_BYTES: usize = GROUP_PAGES as usize * PAGE_SIZE;
-/// Stored pages written at a time: 1 MiB, in whole groups. No more pages are read at a time.
-const BATCH: usize = 16 * GROUP_PAGES as usize;
+/// Maximum stored pages written at a time: 1 MiB, in whole groups. No more pages are read at a
+/// time.
+const MAX_BATCH: usize = 16 * GROUP_PAGES as usize;
+/// Pages of a small delta that are written at a time: while they are hashed and written, the next
+/// ones are read.
+const SMALL_BATCH: usize = 4 * GROUP_PAGES as usize;
+/// Maximum pages of a small delta.
+const MAX_SMALL: usize = 4 * MAX_BATCH;
 
 /// What to write.
 pub(crate) struct Plan<'a> {
@@ -81,6 +87,8 @@ struct Writer<'a> {
     batch: Vec<u8>,
     /// Bytes of stored pages in `batch`.
     pending: usize,
+    /// Pages of a full batch.
+    batch_pages: usize,
     /// Hash of a stored page to where it is stored and where it came from.
     seen: HashMap<u64, (u64, usize)>,
     scratch: Vec<u8>,
@@ -100,6 +108,12 @@ pub(crate) fn write_layer(
     let (blob, index) = writer.finish(plan.parent)?;
     let (digest, size) = shelf.end(blob)?;
     Ok(WrittenLayer { digest, size, index, sealed: plan.key.is_some() })
+}
+
+/// Pages that the writer of `plan` writes at a time.
+fn batch_pages(plan: &Plan<'_>) -> usize {
+    let pages = || plan.candidates.iter().map(|range| range.len).sum::<usize>();
+    if plan.role == Role::Delta && pages() <= MAX_SMALL { SMALL_BATCH } else { MAX_BATCH }
 }
 
 impl<'a> Writer<'a> {
@@ -138,6 +152,7 @@ impl<'a> Writer<'a> {
             source,
             batch: Vec::new(),
             pending: 0,
+            batch_pages: batch_pages(plan),
             blob,
             index,
             data_len: 0,
@@ -155,7 +170,7 @@ impl<'a> Writer<'a> {
         candidates: &[PageRange],
         below: Option<&Snapshot>,
     ) -> Result<(), SaveError> {
-        let mut under = vec![0; if below.is_some() { BATCH * PAGE_SIZE } else { 0 }];
+        let mut under = vec![0; if below.is_some() { self.batch_pages * PAGE_SIZE } else { 0 }];
         let mut candidates = Candidates::new(candidates);
         while let Some(range) = candidates.take(self.room()) {
             let under = match below {
@@ -173,7 +188,7 @@ impl<'a> Writer<'a> {
 
     /// Pages that can be looked at before the batch must be written; at least one.
     fn room(&self) -> usize {
-        BATCH - self.pending / PAGE_SIZE
+        self.batch_pages - self.pending / PAGE_SIZE
     }
 
     /// Stores the changed ones of the `count` pages from `first` on, for which there is room;
@@ -183,7 +198,7 @@ impl<'a> Writer<'a> {
         let start = self.pending;
         let end = start + count * PAGE_SIZE;
         if self.batch.is_empty() {
-            self.batch = self.blob.buffer(BATCH * PAGE_SIZE);
+            self.batch = self.blob.buffer(self.batch_pages * PAGE_SIZE);
         }
         self.source.read(first, &mut self.batch[start..end]).map_err(SaveError::Source)?;
         for n in 0..count {

@@ -1,5 +1,7 @@
 //! Saving: memory and guest state become a named snapshot.
 
+use std::time::{Duration, Instant};
+
 use afresh_sys::PageRange;
 
 use crate::format::descriptor::{CONFIG_TYPE, Descriptor};
@@ -71,6 +73,15 @@ pub struct SaveRequest {
     pub options: SnapshotOptions,
 }
 
+/// The time that a save takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveTimes {
+    /// From its beginning to its first write of a blob: pages are read and compared.
+    pub before_write: Duration,
+    /// The time after that, until the name has its new target on disk.
+    pub write: Duration,
+}
+
 impl SaveRequest {
     /// A whole, raw snapshot of `guest` without state.
     #[must_use]
@@ -108,10 +119,27 @@ impl Store {
         memory: &dyn Pages,
         request: &SaveRequest,
     ) -> Result<Sha256, SaveError> {
+        self.save_timed(name, memory, request).map(|(id, _)| id)
+    }
+
+    /// As [`Store::save`], with the times that it took.
+    ///
+    /// # Errors
+    /// As [`Store::save`].
+    pub fn save_timed(
+        &self,
+        name: &str,
+        memory: &dyn Pages,
+        request: &SaveRequest,
+    ) -> Result<(Sha256, SaveTimes), SaveError> {
+        let began = Instant::now();
         let mut staging = self.stage()?;
         let (id, _) = write_memory(&mut staging, memory, request)?;
         self.rename(name, Some(id), request.options.condition.0)?;
-        Ok(id)
+        let total = began.elapsed();
+        let first_write = staging.first_write().unwrap_or(began);
+        let before_write = first_write.saturating_duration_since(began);
+        Ok((id, SaveTimes { before_write, write: total.saturating_sub(before_write) }))
     }
 
     /// Records a working set with a snapshot that exists: writes the compact copy of `pages` and
@@ -130,9 +158,7 @@ impl Store {
         // The result of turns is in none of the layers.
         let snapshot = &self.fold_here(&mut shelf, snapshot, &FoldOptions::default())?;
         let stack = snapshot.layers().len();
-        for layer in snapshot.layers() {
-            shelf.keep(layer)?;
-        }
+        shelf.keep_all(snapshot.layers())?;
         let mut layers = snapshot.manifest().layers[..stack].to_vec();
         let mut config = snapshot.config().clone();
         config.memory.working_set = None;
@@ -181,9 +207,7 @@ pub(crate) fn write_memory(
         if memory.pages() < parent.pages() {
             return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
         }
-        for layer in parent.layers() {
-            shelf.keep(layer)?;
-        }
+        shelf.keep_all(parent.layers())?;
         layers.extend_from_slice(&parent.manifest().layers[..stack]);
         roots.extend_from_slice(&parent.config().memory.layers);
         below = parent.layers().last().map_or(below, |layer| *layer.root());

@@ -7,6 +7,7 @@
 //! Promises: the digest is the same either way.
 
 use std::io;
+use std::sync::Arc;
 
 use super::lanes::LaneHasher;
 use super::{BlobHasher, Hash};
@@ -24,7 +25,7 @@ enum Hasher {
         len: usize,
         /// The length from which on a thread hashes.
         max: usize,
-        recycled: Vec<u8>,
+        recycled: Arc<Vec<u8>>,
     },
     Lane(LaneHasher),
     Thread(BlobHasher),
@@ -32,7 +33,7 @@ enum Hasher {
 
 impl Hasher {
     fn of_writer(max: usize) -> Self {
-        Self::Writer { hash: Hash::new(), len: 0, max, recycled: Vec::new() }
+        Self::Writer { hash: Hash::new(), len: 0, max, recycled: Arc::default() }
     }
 }
 
@@ -56,17 +57,19 @@ impl BlobHash {
         Ok(BlobHasher::pair()?.map(|hashing| Self(Hasher::Thread(hashing))))
     }
 
-    /// A buffer that was hashed, with any content.
+    /// A buffer that was hashed and that the writer has no more, with any content.
     pub(crate) fn recycled(&mut self) -> Vec<u8> {
-        match &mut self.0 {
+        let buffer = match &mut self.0 {
             Hasher::Writer { recycled, .. } => std::mem::take(recycled),
             Hasher::Lane(lane) => lane.recycled(),
             Hasher::Thread(hashing) => hashing.recycled(),
-        }
+        };
+        Arc::try_unwrap(buffer).unwrap_or_default()
     }
 
-    /// Appends bytes. Returns whether they will be hashed.
-    pub(crate) fn push(&mut self, bytes: Vec<u8>) -> bool {
+    /// Appends bytes, which a thread hashes while the writer writes them. Returns whether they will
+    /// be hashed.
+    pub(crate) fn push(&mut self, bytes: Arc<Vec<u8>>) -> bool {
         if let Hasher::Writer { hash, len, max, recycled } = &mut self.0 {
             let is_large = len.saturating_add(bytes.len()) > *max;
             match is_large.then(|| BlobHasher::one(hash.clone())) {
@@ -121,7 +124,7 @@ mod tests {
             for piece in [1000, MAX_SMALL, bytes.len()] {
                 let mut hash = BlobHash::new();
                 for part in bytes[..len].chunks(piece) {
-                    assert!(hash.push(part.to_vec()));
+                    assert!(hash.push(Arc::new(part.to_vec())));
                 }
                 hash.close();
                 assert_eq!(matches!(hash.0, Hasher::Writer { .. }), len <= MAX_SMALL);

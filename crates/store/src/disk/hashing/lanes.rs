@@ -22,7 +22,7 @@ struct Lane {
     hash: Option<Hash>,
     queue: VecDeque<HashBuffer>,
     /// Buffers that were hashed.
-    recycled: Vec<Vec<u8>>,
+    recycled: Vec<Arc<Vec<u8>>>,
 }
 
 impl Lane {
@@ -69,12 +69,12 @@ impl LaneHasher {
     }
 
     /// A buffer that was hashed, with any content.
-    pub(super) fn recycled(&self) -> Vec<u8> {
+    pub(super) fn recycled(&self) -> Arc<Vec<u8>> {
         self.lock()[self.number].recycled.pop().unwrap_or_default()
     }
 
     /// Appends bytes, and hashes those that both blobs have.
-    pub(super) fn push(&self, bytes: Vec<u8>) {
+    pub(super) fn push(&self, bytes: Arc<Vec<u8>>) {
         let mut lanes = self.lock();
         lanes[self.number].queue.push_back(HashBuffer { bytes, done: 0 });
         loop {
@@ -129,10 +129,10 @@ mod tests {
                     }
                     for (hasher, part) in pair.iter().zip(next) {
                         let Some(part) = part else { continue };
-                        let mut buffer = hasher.recycled();
+                        let mut buffer = Arc::try_unwrap(hasher.recycled()).unwrap();
                         buffer.clear();
                         buffer.extend_from_slice(part);
-                        hasher.push(buffer);
+                        hasher.push(Arc::new(buffer));
                     }
                 }
                 for (hasher, text) in pair.iter().zip(&texts) {
@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn a_blob_is_hashed_without_the_other_one() {
         let [one, two] = LaneHasher::pair();
-        two.push(vec![1; 1000]);
+        two.push(Arc::new(vec![1; 1000]));
         drop(two);
         for _ in 0..10 {
-            one.push(vec![7; 1000]);
+            one.push(Arc::new(vec![7; 1000]));
         }
         assert!(one.lock()[0].queue.len() <= MAX_AHEAD);
         assert_eq!(one.finish(), Some(Sha256::of(&[7; 10_000])));
