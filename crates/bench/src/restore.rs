@@ -8,6 +8,7 @@
 
 mod corpus;
 mod delta;
+mod guest_delta;
 mod report;
 mod rivals;
 mod run;
@@ -39,6 +40,8 @@ pub struct Options {
     pub ways: Vec<Rival>,
     /// Leave out the less important cases.
     pub quick: bool,
+    /// Path of the `dirty` sample guest, for `save`.
+    pub vm_guest: PathBuf,
 }
 
 impl Default for Options {
@@ -50,6 +53,7 @@ impl Default for Options {
             filter: None,
             ways: Vec::new(),
             quick: false,
+            vm_guest: PathBuf::from("target/guests/vm/dirty"),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::{Line, Sample};
 use super::run::processor_time;
-use super::{delta, running};
+use super::{delta, guest_delta, running};
 use crate::Sink;
 
 /// Pages of the small delta.
@@ -107,7 +107,8 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         cpu: Vec::new(),
     });
     save.options.encoding = Encoding::Raw;
-    let cases = ["random-data", "delta-in-memory", "slot", "vm"];
+    let cases =
+        [&["random-data", "delta-in-memory", "slot", "vm"][..], &guest_delta::CASES].concat();
     if let Some(filter) = &options.filter
         && !cases.iter().any(|case| options.wants(case))
     {
@@ -119,6 +120,7 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     if options.wants("delta-in-memory") {
         delta::run(options, &save, sink)?;
     }
+    guest_delta::run(options, sink)?;
     if options.wants("slot") || options.wants("vm") {
         save_running(options, &save, &scratch.path().join("running"), sink)?;
     }

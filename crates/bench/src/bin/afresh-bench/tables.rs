@@ -94,6 +94,9 @@ pub(crate) enum Table {
     Save {
         #[command(flatten)]
         common: CommonArgs,
+        /// Path of the `dirty` sample guest.
+        #[arg(long, default_value = "target/guests/vm/dirty")]
+        guest: PathBuf,
         /// Directory for the files of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
@@ -339,8 +342,9 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             let options = restoring(common, dir.as_ref());
             restore::restore(&options, &mut print)?;
         }
-        Table::Save { common, dir } => {
-            let options = restoring(common, dir.as_ref());
+        Table::Save { common, guest, dir } => {
+            let mut options = restoring(common, dir.as_ref());
+            options.vm_guest.clone_from(guest);
             restore::save(&options, &mut print)?;
         }
         Table::Session { common, js } => {
