@@ -116,7 +116,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         );
     }
     let server = arguments.server(settings)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut runtime = match arguments.http {
+        Some(_) => tokio::runtime::Builder::new_multi_thread(),
+        // Each further thread is a wake-up in every call.
+        None => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = runtime.enable_all().build()?;
     let served = runtime.block_on(serve(arguments, settings, server, token));
     // Calls that still run end with the process.
     runtime.shutdown_background();

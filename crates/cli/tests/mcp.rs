@@ -252,6 +252,95 @@ fn a_cancelled_call_is_undone() {
 
 #[cfg(feature = "linux")]
 #[test]
+fn bad_messages_are_refused_beside_a_call_that_runs() {
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
+    client.call_ok("run_code", json!({"code": "import time; kept = 1"}));
+    let arguments = json!({"code": "kept = 2; print('begun'); time.sleep(600)", "timeout": 600});
+    let id = client.send(
+        "tools/call",
+        json!({"name": "run_code", "arguments": arguments, "_meta": {"progressToken": "p"}}),
+    );
+    assert_eq!(client.next()["params"]["message"], "begun\n");
+    let (no_message, no_json) = (json!(-32600), json!(-32700));
+    for (line, code, id) in [
+        ("42", &no_message, json!(null)),
+        ("[]", &no_message, json!(null)),
+        (r#"[{"jsonrpc":"2.0","id":1,"method":"ping"}]"#, &no_message, json!(null)),
+        (r#"{"jsonrpc":"2.0","id":700}"#, &no_message, json!(700)),
+        (r#"{"id":"one","methods":"ping"}"#, &no_message, json!("one")),
+        (r#"{"jsonrpc":"1.0","id":701,"method":"ping"}"#, &no_message, json!(701)),
+        (r#"{"jsonrpc":"2.0","id":{},"method":"ping"}"#, &no_message, json!(null)),
+        ("}{", &no_json, json!(null)),
+    ] {
+        // The same line twice, at once, and an empty one.
+        let lines = format!("{line}\n\n{line}\n");
+        client.input.as_mut().unwrap().write_all(lines.as_bytes()).unwrap();
+        for _ in 0..2 {
+            let answer = client.next();
+            assert_eq!((&answer["error"]["code"], &answer["id"]), (code, &id), "{line}: {answer}");
+        }
+    }
+    // Notifications have no answer, and other calls have one.
+    client.write(&json!({"jsonrpc": "2.0", "method": "notifications/unknown"}));
+    client.write(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": 1}));
+    assert_eq!(client.ask("ping", json!({})), json!({}));
+    client.write(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+                         "params": {"requestId": id, "reason": "test"}}));
+    assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["json"], 1);
+}
+
+/// Waits until a server has ended.
+#[cfg(feature = "linux")]
+fn wait(client: &mut Client) -> std::process::ExitStatus {
+    for _ in 0..6000 {
+        if let Some(status) = client.child.try_wait().unwrap() {
+            return status;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the server continues without a client");
+}
+
+#[cfg(feature = "linux")]
+#[test]
+fn a_call_is_answered_after_the_end_of_the_input() {
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
+    let code = json!({"code": "import time; time.sleep(7); 'late'"});
+    let late = client.send("tools/call", json!({"name": "run_code", "arguments": code}));
+    client.input.as_mut().unwrap().write_all(b"{\"id\":5}\n7").unwrap();
+    drop(client.input.take());
+    assert_eq!(client.next()["id"], 5);
+    assert_eq!(client.next()["error"]["code"], -32600);
+    let answer = client.answer(late);
+    assert_eq!(answer["result"]["structuredContent"]["text"], "late", "{answer}");
+    assert!(wait(&mut client).success());
+    let mut rest = String::new();
+    client.output.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}
+
+#[cfg(feature = "linux")]
+#[test]
+fn a_server_whose_client_has_left_ends() {
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
+    let arguments = json!({"code": "import time; print('begun'); time.sleep(600)", "timeout": 600});
+    client.send(
+        "tools/call",
+        json!({"name": "run_code", "arguments": arguments, "_meta": {"progressToken": "p"}}),
+    );
+    assert_eq!(client.next()["params"]["message"], "begun\n");
+    drop(client.input.take());
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let closed: ChildStdout = std::os::fd::OwnedFd::from(reader).into();
+    client.output = BufReader::new(closed);
+    wait(&mut client);
+}
+
+#[cfg(feature = "linux")]
+#[test]
 fn an_agent_runs_commands_beside_code() {
     let Some(python) = python() else { return };
     let mut client = Client::start(&[python, "--linux", "--setup", "import json; warm = 40"]);

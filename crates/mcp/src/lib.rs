@@ -15,6 +15,7 @@ mod body_limit;
 mod collector;
 mod displayed;
 mod http;
+mod lines;
 mod progress;
 mod registry;
 mod results;

@@ -94,9 +94,9 @@ impl Server {
     /// Answers the client on standard input and output until its input ends.
     ///
     /// # Errors
-    /// The client does not follow the protocol.
+    /// The client does not follow the protocol, or a thread cannot be started.
     pub async fn serve_stdio(self) -> Result<(), afresh::Cause> {
-        let running = self.serve(StdioTransport::new()).await?;
+        let running = self.serve(StdioTransport::new()?).await?;
         running.waiting().await?;
         Ok(())
     }

@@ -1,50 +1,97 @@
 //! The transport on standard input and output: one message a line.
 //!
-//! `rmcp` drops a line that is not JSON, so its sender would wait for an answer. Here each such
-//! line is answered with an error of JSON-RPC.
+//! A thread reads and parses lines, and another writes answers. The runtime itself makes no call
+//! that blocks, so one thread can drive it. Each line that is no message is answered with an error
+//! of JSON-RPC, where `rmcp` would leave its sender without an answer.
 //!
-//! Promises: no line ends the server, and none takes more memory than [`MAX_LINE`].
+//! Promises: no line ends the server. At the end of the input, calls run on until they are answered,
+//! while the output has a reader. Full buffers of a client that does not read delay only its own
+//! messages.
 
-use std::io;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
 
+use rmcp::RoleServer;
+use rmcp::model::{ClientNotification, JsonRpcMessage, RequestId};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
-use rmcp::transport::async_rw::AsyncRwTransport;
-use rmcp::{ErrorData, RoleServer};
-use serde::de::IgnoredAny;
-use tokio::io::{
-    AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader,
-    DuplexStream, Stdout,
-};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 
-/// Maximum bytes of a line.
-const MAX_LINE: u64 = 16 << 20;
-/// Bytes of messages that wait for the server.
+use crate::lines::{ClientMessage, Lines};
+
+/// Parsed messages that wait for the server. Each may have the size of the longest line.
+const MAX_UNREAD: usize = 1;
+/// Answers that wait for the writer.
+const MAX_UNWRITTEN: usize = 16;
+/// Time between two looks for a reader of the output, after the end of the input.
+const READER_INTERVAL: Duration = Duration::from_millis(100);
+/// Bytes of the buffer of each stream.
 const BUFFER: usize = 64 << 10;
-/// Maximum errors that wait for the output.
-const MAX_ERRORS: usize = 16;
 
-/// Messages of the client, and errors for other lines.
+/// A message of the server.
+type ServerMessage = TxJsonRpcMessage<RoleServer>;
+
+/// Messages of the client, and answers to it.
 pub(crate) struct StdioTransport {
-    messages: AsyncRwTransport<RoleServer, DuplexStream, Stdout>,
-    errors: mpsc::Receiver<ErrorData>,
-    /// The last of the answers that are being written, in their order.
-    sending: Option<JoinHandle<io::Result<()>>>,
+    messages: mpsc::Receiver<ClientMessage>,
+    /// `None` once the transport is closed.
+    answers: Option<mpsc::Sender<ServerMessage>>,
+    /// Closed when the writer has ended.
+    written: oneshot::Receiver<()>,
+    output: OwnedFd,
+    /// Requests without an answer.
+    pending: HashSet<RequestId>,
 }
 
 impl StdioTransport {
     /// The transport on the streams of this process. Must be called in a runtime.
-    pub(crate) fn new() -> Self {
-        let (to, messages) = tokio::io::duplex(BUFFER);
-        let (refused, errors) = mpsc::channel(MAX_ERRORS);
-        tokio::spawn(async move {
-            // An input that cannot be read has ended.
-            let _ = forward(BufReader::new(tokio::io::stdin()), to, refused).await;
-        });
-        let messages = AsyncRwTransport::new_server(messages, tokio::io::stdout());
-        Self { messages, errors, sending: None }
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(crate) fn new() -> io::Result<Self> {
+        let input = io::stdin().as_fd().try_clone_to_owned()?;
+        let output = io::stdout().as_fd().try_clone_to_owned()?;
+        Self::on(input, output)
+    }
+
+    fn on(input: OwnedFd, output: OwnedFd) -> io::Result<Self> {
+        let (passed, messages) = mpsc::channel(MAX_UNREAD);
+        let (answers, unwritten) = mpsc::channel(MAX_UNWRITTEN);
+        let (writing, written) = oneshot::channel();
+        let writer = File::from(output.try_clone()?);
+        thread::Builder::new().name("mcp-writer".to_owned()).spawn(move || {
+            // An output that cannot be written has no reader. Senders notice that it is closed.
+            let _ = write_messages(writer, unwritten);
+            drop(writing);
+        })?;
+        // The reader may wait for input for ever, and must not keep the writer from its end.
+        let refused = answers.downgrade();
+        let lines = Lines::new(BufReader::with_capacity(BUFFER, File::from(input)));
+        thread::Builder::new().name("mcp-reader".to_owned()).spawn(move || {
+            read_messages(lines, &passed, &refused);
+        })?;
+        let pending = HashSet::new();
+        Ok(Self { messages, answers: Some(answers), written, output, pending })
+    }
+
+    /// Whether no process can read the output any more. A file always has a reader.
+    fn has_lost_reader(&self) -> bool {
+        let mut output = [PollFd::new(&self.output, PollFlags::empty())];
+        let polled = poll(&mut output, Some(&Timespec::default()));
+        polled.is_ok() && output[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+    }
+
+    /// Waits until no process can read the output.
+    async fn closed_by_reader(&self) {
+        while !self.has_lost_reader() {
+            sleep(READER_INTERVAL).await;
+        }
     }
 }
 
@@ -53,116 +100,95 @@ impl Transport<RoleServer> for StdioTransport {
 
     fn send(
         &mut self,
-        item: TxJsonRpcMessage<RoleServer>,
+        item: ServerMessage,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        self.messages.send(item)
+        if let JsonRpcMessage::Response(response) = &item {
+            self.pending.remove(&response.id);
+        }
+        if let JsonRpcMessage::Error(error) = &item
+            && let Some(id) = &error.id
+        {
+            self.pending.remove(id);
+        }
+        let answers = self.answers.clone();
+        async move {
+            let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
+            answers.ok_or_else(closed)?.send(item).await.map_err(|_| closed())
+        }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
-        loop {
-            tokio::select! {
-                biased;
-                Some(error) = self.errors.recv() => {
-                    // A task, because this future may be dropped at any time.
-                    let answer = TxJsonRpcMessage::<RoleServer>::error(error, None);
-                    self.sending = Some(tokio::spawn(self.messages.send(answer)));
-                }
-                message = self.messages.receive() => {
-                    if let (None, Some(sending)) = (&message, self.sending.take()) {
-                        let _ = sending.await;
-                    }
-                    return message;
+        let answers = self.answers.as_ref()?;
+        let message = tokio::select! {
+            message = self.messages.recv() => message,
+            () = answers.closed() => return None,
+        };
+        match &message {
+            Some(JsonRpcMessage::Request(request)) => {
+                self.pending.insert(request.id.clone());
+            }
+            // The answer of a cancelled request is dropped.
+            Some(JsonRpcMessage::Notification(note)) => {
+                if let ClientNotification::CancelledNotification(note) = &note.notification
+                    && let Some(id) = &note.params.request_id
+                {
+                    self.pending.remove(id);
                 }
             }
+            // `rmcp` calls this function again after each answer.
+            None if !self.pending.is_empty() => {
+                tokio::select! {
+                    () = answers.closed() => {}
+                    () = self.closed_by_reader() => {}
+                }
+            }
+            _ => {}
         }
+        message
     }
 
     async fn close(&mut self) -> io::Result<()> {
-        self.messages.close().await
+        self.answers = None;
+        let _ = (&mut self.written).await;
+        Ok(())
     }
 }
 
-/// Passes lines of JSON on, and an error for each other line.
-async fn forward(
-    mut input: impl AsyncBufRead + Unpin,
-    mut messages: impl AsyncWrite + Unpin,
-    errors: mpsc::Sender<ErrorData>,
-) -> io::Result<()> {
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        if (&mut input).take(MAX_LINE).read_until(b'\n', &mut line).await? == 0 {
-            return Ok(());
-        }
-        let ended = line.ends_with(b"\n");
-        let refused = if !ended && line.len() as u64 == MAX_LINE {
-            skip_line(&mut input).await?;
-            Some(ErrorData::invalid_request(
-                format!("the message is longer than {MAX_LINE} bytes"),
-                None,
-            ))
-        } else {
-            check(&line).err().map(|why| {
-                ErrorData::parse_error(format!("the line is not a JSON message: {why}"), None)
-            })
+/// Passes messages on to the server, and errors of other lines to the writer.
+fn read_messages(
+    mut lines: Lines<BufReader<File>>,
+    passed: &mpsc::Sender<ClientMessage>,
+    refused: &mpsc::WeakSender<ServerMessage>,
+) {
+    // An input that cannot be read has ended.
+    while let Ok(Some(line)) = lines.next_message() {
+        let went = match line {
+            Ok(message) => passed.blocking_send(message).is_ok(),
+            Err(line) => refused.upgrade().is_some_and(|answers| {
+                answers.blocking_send(ServerMessage::error(line.error, line.id)).is_ok()
+            }),
         };
-        match refused {
-            Some(error) => {
-                if errors.send(error).await.is_err() {
-                    // The server has ended.
-                    return Ok(());
-                }
-            }
-            None => {
-                messages.write_all(&line).await?;
-                if !ended {
-                    messages.write_all(b"\n").await?;
-                }
-            }
+        if !went {
+            // The server has ended.
+            return;
         }
     }
 }
 
-/// Reads to the end of a line.
-async fn skip_line(input: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
-    loop {
-        let read = input.fill_buf().await?;
-        let (count, ended) = match read.iter().position(|byte| *byte == b'\n') {
-            Some(end) => (end + 1, true),
-            None => (read.len(), read.is_empty()),
-        };
-        input.consume(count);
-        if ended {
-            return Ok(());
+/// Writes messages until the transport is closed. Messages that wait are written together.
+fn write_messages(output: File, mut messages: mpsc::Receiver<ServerMessage>) -> io::Result<()> {
+    let mut output = BufWriter::with_capacity(BUFFER, output);
+    while let Some(message) = messages.blocking_recv() {
+        write_message(&mut output, &message)?;
+        while let Ok(message) = messages.try_recv() {
+            write_message(&mut output, &message)?;
         }
+        output.flush()?;
     }
+    Ok(())
 }
 
-/// Checks that a line is empty or JSON.
-fn check(line: &[u8]) -> Result<(), String> {
-    let text = std::str::from_utf8(line).map_err(|error| error.to_string())?;
-    let text = text.trim_start_matches('\u{feff}').trim();
-    if text.is_empty() {
-        return Ok(());
-    }
-    serde_json::from_str::<IgnoredAny>(text).map(drop).map_err(|error| error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn lines_that_are_not_json_are_refused_and_others_passed_on() {
-        let long = vec![b'1'; MAX_LINE as usize + 1];
-        let parts: [&[u8]; 6] = [b"{\"a\":1}\n", b"}{\n\xff\n\n", &long, b"\n", b"[2]\n", b"[3]"];
-        let (mut passed, (send, mut errors)) = (Vec::new(), mpsc::channel(MAX_ERRORS));
-        forward(&parts.concat()[..], &mut passed, send).await.unwrap();
-        assert_eq!(passed, b"{\"a\":1}\n\n[2]\n[3]\n");
-        let mut codes = Vec::new();
-        while let Some(error) = errors.recv().await {
-            codes.push(error.code.0);
-        }
-        assert_eq!(codes, [-32700, -32700, -32600]);
-    }
+fn write_message(output: &mut impl Write, message: &ServerMessage) -> io::Result<()> {
+    serde_json::to_writer(&mut *output, message)?;
+    output.write_all(b"\n")
 }

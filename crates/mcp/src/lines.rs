@@ -1,0 +1,173 @@
+//! Messages of JSON-RPC as lines: reading, and the errors of lines that are no message.
+//!
+//! Promise: a line takes at most [`MAX_LINE`] bytes, whatever its sender writes.
+
+use std::io::{self, BufRead, Read};
+
+use rmcp::model::RequestId;
+use rmcp::service::RxJsonRpcMessage;
+use rmcp::{ErrorData, RoleServer};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Maximum bytes of a line.
+pub(crate) const MAX_LINE: u64 = 16 << 20;
+/// Bytes of a buffer that stays allocated after a long line.
+const MAX_IDLE_BUFFER: usize = 64 << 10;
+
+/// A message of the client.
+pub(crate) type ClientMessage = RxJsonRpcMessage<RoleServer>;
+
+/// The error of a line that is no message, and the ID that the line names.
+#[derive(Debug)]
+pub(crate) struct RefusedLine {
+    pub(crate) error: ErrorData,
+    pub(crate) id: Option<RequestId>,
+}
+
+impl RefusedLine {
+    fn invalid_request(why: &str, id: Option<RequestId>) -> Self {
+        let message = format!("the line is no message of JSON-RPC: {why}");
+        Self { error: ErrorData::invalid_request(message, None), id }
+    }
+
+    fn parse_error(why: impl std::fmt::Display) -> Self {
+        let message = format!("the line is not a JSON message: {why}");
+        Self { error: ErrorData::parse_error(message, None), id: None }
+    }
+}
+
+/// Lines of a client.
+pub(crate) struct Lines<R> {
+    input: R,
+    line: Vec<u8>,
+}
+
+impl<R: BufRead> Lines<R> {
+    pub(crate) fn new(input: R) -> Self {
+        Self { input, line: Vec::new() }
+    }
+
+    /// The next message, or the error of another line. `None` at the end of the input.
+    pub(crate) fn next_message(
+        &mut self,
+    ) -> io::Result<Option<Result<ClientMessage, RefusedLine>>> {
+        loop {
+            self.line.clear();
+            self.line.shrink_to(MAX_IDLE_BUFFER);
+            if self.input.by_ref().take(MAX_LINE).read_until(b'\n', &mut self.line)? == 0 {
+                return Ok(None);
+            }
+            if self.line.len() as u64 == MAX_LINE && !self.line.ends_with(b"\n") {
+                self.input.skip_until(b'\n')?;
+                let why = format!("it is longer than {MAX_LINE} bytes");
+                return Ok(Some(Err(RefusedLine::invalid_request(&why, None))));
+            }
+            match parse(&self.line) {
+                Ok(Some(message)) => return Ok(Some(Ok(message))),
+                Ok(None) => {}
+                Err(refused) => return Ok(Some(Err(refused))),
+            }
+        }
+    }
+}
+
+/// The message of a line. `None` for lines without an answer: empty ones, and notifications that
+/// the protocol does not define.
+fn parse(line: &[u8]) -> Result<Option<ClientMessage>, RefusedLine> {
+    let text = std::str::from_utf8(line).map_err(RefusedLine::parse_error)?;
+    let text = text.trim_start_matches('\u{feff}').trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let error = match serde_json::from_str(text) {
+        Ok(message) => return Ok(Some(message)),
+        Err(error) => error,
+    };
+    let Value::Object(parts) = serde_json::from_str(text).map_err(RefusedLine::parse_error)? else {
+        let why = "it is not an object, and batches are not supported";
+        return Err(RefusedLine::invalid_request(why, None));
+    };
+    let has = |key| parts.contains_key(key);
+    if has("method") && !has("id") {
+        return Ok(None);
+    }
+    // The server chose the ID of an answer. The client may wait for an answer with the same ID.
+    let is_answer = has("result") || has("error");
+    let id = parts.get("id").filter(|_| !is_answer);
+    let id = id.and_then(|id| RequestId::deserialize(id).ok());
+    let why = match has("method") || is_answer {
+        true => error.to_string(),
+        false => "it has no `method`".to_owned(),
+    };
+    Err(RefusedLine::invalid_request(&why, id))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The methods and the IDs of messages, and the codes and the IDs of errors.
+    fn read(input: &[u8]) -> Vec<Value> {
+        let (mut lines, mut read) = (Lines::new(input), Vec::new());
+        while let Some(line) = lines.next_message().unwrap() {
+            read.push(match line {
+                Ok(message) => {
+                    let message = serde_json::to_value(message).unwrap();
+                    json!([message["method"], message["id"]])
+                }
+                Err(refused) => json!([refused.error.code.0, refused.id]),
+            });
+        }
+        read
+    }
+
+    #[test]
+    fn lines_that_are_no_messages_are_refused_with_their_id() {
+        let ping = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+        let version = r#"{"jsonrpc":"1.0","id":2,"method":"ping"}"#;
+        let answer = r#"{"jsonrpc":"2.0","id":3,"result":{},"error":{}}"#;
+        for (line, wanted) in [
+            (ping, json!(["ping", 1])),
+            (
+                "\u{feff}{\"jsonrpc\":\"2.0\",\"id\":\"a\",\"method\":\"ping\"}\r",
+                json!(["ping", "a"]),
+            ),
+            (version, json!([-32600, 2])),
+            (answer, json!([-32600, null])),
+            ("42", json!([-32600, null])),
+            ("[]", json!([-32600, null])),
+            (&format!("[{ping}]"), json!([-32600, null])),
+            (r#"{"id":"b"}"#, json!([-32600, "b"])),
+            (r#"{"id":[4]}"#, json!([-32600, null])),
+            (r#"{"id":1.5,"method":"ping"}"#, json!([-32600, null])),
+            ("{}", json!([-32600, null])),
+            ("}{", json!([-32700, null])),
+            ("42 }{", json!([-32700, null])),
+            (r#"{"id":5"#, json!([-32700, null])),
+        ] {
+            assert_eq!(read(format!("{line}\n").as_bytes()), [wanted], "{line}");
+        }
+        assert_eq!(read(b"{\"id\":\"\xff\"}\n"), [json!([-32700, null])]);
+    }
+
+    #[test]
+    fn empty_lines_and_unknown_notifications_have_no_answer() {
+        let unknown = br#"{"jsonrpc":"9","method":"notifications/other"}"#;
+        assert_eq!(read(&[b"\n \r\n", &unknown[..], b"\n"].concat()), [Value::Null; 0]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_skipped() {
+        let ping = br#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+        // Exactly the limit, with its end, is no longer than that.
+        let mut whole = vec![b' '; MAX_LINE as usize - 1 - ping.len()];
+        whole.extend_from_slice(ping);
+        let long = vec![b'1'; MAX_LINE as usize + 1];
+        let parts = [&whole[..], b"\n", &long, b"\n", ping];
+        let ping = json!(["ping", 1]);
+        assert_eq!(read(&parts.concat()), [ping.clone(), json!([-32600, null]), ping]);
+    }
+}
