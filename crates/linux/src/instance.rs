@@ -11,6 +11,7 @@ mod compare;
 mod dial;
 mod memory_limit;
 mod output;
+mod spare;
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,6 +36,7 @@ use crate::subprocess_memory::read_all;
 use crate::subprocesses::ParkedSubprocesses;
 
 use compare::compare;
+pub use spare::SpareProcess;
 
 /// Time between calls that a program with connections to the outside is left alone.
 const LISTENS: Duration = Duration::from_millis(20);
@@ -101,11 +103,7 @@ impl LiveGuest {
     ) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
         let body = Subprocess::new_process(&first, limits, Some(&standing.rest.origin))?;
-        let mut sentry =
-            Sentry::new(Arc::clone(&standing.rest.state), limits.output, limits.egress.clone());
-        sentry.answer_inside(limits.answers_inside);
-        sentry.streams.generation = generation.clone();
-        sentry.lines.limits = outbound.clone();
+        let sentry = Self::new_sentry(standing, limits, generation, outbound);
         let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));
         Ok(Self { guest: Guest::new(body, sentry, others), unused: true })
     }
@@ -498,9 +496,7 @@ impl Instance {
     /// Bytes of private memory that a reset copies back.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
-        let pages =
-            |live: &LiveGuest| live.guest.body.write_set_len() + live.guest.others.write_set_len();
-        self.live.as_ref().map_or(0, |live| pages(live) * PAGE_SIZE)
+        self.live.as_ref().map_or(0, |live| live.write_set_len() * PAGE_SIZE)
     }
 
     /// The host process that runs the guest's first process at the moment, if one exists.

@@ -82,7 +82,7 @@ pub use file_view::FileView;
 pub use frozen::{Frozen, PackedProgram};
 pub use host_file_cache::{cached_file_bytes, release_cached_files};
 pub use host_program::HostProgram;
-pub use instance::Instance;
+pub use instance::{Instance, SpareProcess};
 pub use limits::StopHandle;
 pub use outbound::take_outbound_bytes;
 pub use platform::{

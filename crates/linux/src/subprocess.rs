@@ -278,6 +278,12 @@ impl Subprocess {
         self.held.as_ref().is_some_and(|held| held.shown.len() < MAX_SHOWN_IMAGES)
     }
 
+    /// Whether it stands on `ground`, and its mappings show no other image.
+    pub(crate) fn shows_only(&self, ground: &FrozenMemory) -> bool {
+        let alone = self.held.as_ref().is_some_and(|held| held.shown.len() == 1);
+        alone && self.inherited.is_empty() && self.base.as_ref().is_some_and(|b| b.same(ground))
+    }
+
     /// Pages that a reset copies back.
     pub(crate) fn write_set_len(&self) -> usize {
         self.held.as_ref().map_or(0, |held| held.slot.write_set_len())

@@ -97,6 +97,20 @@ impl<T: Recycle> Pool<T> {
         self.shared.create(None, true, |_| make())
     }
 
+    /// Adds an item that is idle at once, made by `make` if the pool is below its limit.
+    ///
+    /// # Errors
+    /// [`PoolError::Exhausted`] at the limit, and any error of `make`.
+    pub fn insert<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<(), PoolError<E>> {
+        self.shared.insert(make)
+    }
+
+    /// Takes an idle item for `key` out of the pool, which then counts it no more.
+    #[must_use]
+    pub fn remove(&self, key: usize) -> Option<T> {
+        self.shared.remove(key)
+    }
+
     /// Trims items that have been idle for `ticks` calls of this method or more, for a timer. So a
     /// quiet pool gives its memory back. Returns how many were trimmed.
     pub fn trim_idle(&self, ticks: u64) -> usize {

@@ -132,10 +132,7 @@ impl<T: Recycle> PoolState<T> {
                 self.discard(*idle);
                 continue;
             }
-            let claimed = self.alive.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
-                (n < self.limits.items).then_some(n + 1)
-            });
-            if claimed.is_ok() {
+            if self.claim() {
                 return self.create(None, false, make);
             }
             if let Some(other) = self.steal(Shard::take_any) {
@@ -170,6 +167,36 @@ impl<T: Recycle> PoolState<T> {
                 }
             }
         }
+    }
+
+    /// Makes an item that is idle at once, below the limit.
+    pub(crate) fn insert<E>(
+        &self,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(), PoolError<E>> {
+        if !self.claim() {
+            return Err(PoolError::Exhausted { limit: self.limits.items });
+        }
+        drop(self.create(None, false, |_| make())?);
+        Ok(())
+    }
+
+    /// Takes an idle item of `key` out of the pool.
+    pub(crate) fn remove(&self, key: usize) -> Option<T> {
+        loop {
+            let idle = self.steal(|shard| shard.take(key, || self.gate().signal()))?;
+            if idle.generation == fork::generation() {
+                let _place = Reservation(self);
+                return Some(self.strike(*idle));
+            }
+            self.discard(*idle);
+        }
+    }
+
+    /// Counts an item that will be made, below the limit.
+    fn claim(&self) -> bool {
+        let more = |alive| (alive < self.limits.items).then_some(alive + 1);
+        self.alive.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
     /// Whether the next look may find an item, or a place for one.

@@ -59,6 +59,32 @@ fn an_item_comes_back_clean_and_to_its_key() {
 }
 
 #[test]
+fn items_are_added_below_the_limit_and_taken_out() {
+    let pool = Pool::new(Limits { items: 2, ..Limits::default() });
+    assert!(pool.remove(1).is_none());
+    let add = |bytes| pool.insert(|| Ok::<_, Never>(Item { bytes, ..item(1)(None).unwrap() }));
+    add(3).unwrap();
+    add(4).unwrap();
+    assert!(matches!(add(5), Err(PoolError::Exhausted { limit: 2 })));
+    let stats = pool.stats();
+    assert_eq!((stats.alive, stats.idle, stats.resident_bytes), (2, 2, 7));
+    assert!(pool.remove(2).is_none());
+    let taken = pool.remove(1).unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.alive, stats.idle, stats.resident_bytes), (1, 1, 7 - taken.bytes));
+    // Its place is free. A leased item cannot be taken out.
+    add(0).unwrap();
+    let leased = [pool.get(1, item(1)).unwrap(), pool.get(1, item(1)).unwrap()];
+    assert!(pool.remove(1).is_none());
+    drop(leased);
+    pool.remove(1).unwrap();
+    // One that is not made, or not clean, takes no place.
+    assert!(pool.insert(|| Err::<Item, _>("no")).is_err());
+    pool.insert(|| Ok::<_, Never>(Item { broken: true, ..item(1)(None).unwrap() })).unwrap();
+    assert_eq!((pool.stats().alive, pool.stats().quarantined), (1, 1));
+}
+
+#[test]
 fn resets_of_dropped_items_stay_counted() {
     let pool = Pool::new(Limits::default());
     for bytes in [0, 1, 4, 5, 100_000] {

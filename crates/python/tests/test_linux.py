@@ -334,3 +334,40 @@ def test_a_keyboard_interrupt_ends_a_warm_up() -> None:
         # Without the interrupt it would have run into its own limit.
         assert time.monotonic() - begun < 200
         thread.join(60)
+
+
+# Lists traces of an earlier sandbox, by kind.
+_LEFT = """
+import resource, threading
+def left():
+    return [globals().get("secret"), os.environ.get("LEFT"), os.path.exists("/tmp/left"), threading.active_count(),
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0], signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+            len(os.listdir("/proc/self/fd")), len([pid for pid in os.listdir("/proc") if pid.isdigit()]), os.getcwd()]
+"""
+
+
+def test_a_sandbox_sees_nothing_of_the_one_before() -> None:
+    python = afresh.linux("python3", setup=f"import os, signal, subprocess{_LEFT}")
+    with python.sandbox(timeout=60) as sb:
+        new = sb.eval("left()")
+    for count in range(3):
+        tools = {"ask": lambda: "answer"} if count else {}
+        with python.sandbox(timeout=60, memory_limit="2GiB", tools=tools) as sb:
+            assert sb.eval("left()") == new
+            assert sb.eval("'ask' in globals()") == bool(count)
+            sb.run_code(
+                "secret = b'x' * (8 << 20); os.environ['LEFT'] = 'yes'; os.chdir('/tmp')\n"
+                "kept = open('/tmp/left', 'w'); threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+                "resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); signal.setitimer(signal.ITIMER_REAL, 3600)"
+            ).unwrap()
+            sb.commands.start("sleep 600")
+            assert sb.eval("left()") != new
+            if count == 1:
+                sb.checkpoint("left")
+                sb.run_code("secret += b'y'").unwrap()
+            if count == 2:
+                sb.run_code("import ctypes; os._exit(3)")
+    with python.sandbox(timeout=60) as sb:
+        assert sb.eval("left()") == new
+        assert sb.commands.list() == []
+        assert [state.name for state in sb.tree()] == [None]

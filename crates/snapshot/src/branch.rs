@@ -3,9 +3,10 @@
 //! Promises: `snapshot`, `restore` and `fork` move the guest and the tree together; a failure
 //! leaves the tree as it was. A guest is made when it is first needed, so a branch without a run
 //! costs no more than its state; when a relative has ended, its guest is moved there instead. A
-//! guest that cannot be moved is replaced by a new one. May break it: moving the guest behind the
-//! branch's back, by calling [`Guest::switch`] through `guest_mut`; the next snapshot then has the
-//! wrong parent, though the right content.
+//! guest that cannot be moved is replaced by a new one. A [`GuestReserve`] gets the guest of the
+//! last relative, and has guests for the state that the branch was planted with. May break it:
+//! moving the guest behind the branch's back, by calling [`Guest::switch`] through `guest_mut`; the
+//! next snapshot then has the wrong parent, though the right content.
 
 use std::sync::Arc;
 
@@ -29,6 +30,15 @@ pub enum BranchError<E: std::error::Error + 'static> {
 /// Guests of branches that have ended, kept for their relatives.
 const SPARES: usize = 8;
 
+/// Guests that branches on other trees have left, for branches from the same state.
+pub trait GuestReserve<G>: std::fmt::Debug + Send + Sync {
+    /// A guest in that state, which is as a new one.
+    fn take(&self) -> Option<G>;
+
+    /// Takes a guest over from a branch that has ended.
+    fn put(&self, guest: G);
+}
+
 /// A guest and the state that it stands on.
 #[derive(Debug)]
 pub struct Branch<G: Guest> {
@@ -36,6 +46,8 @@ pub struct Branch<G: Guest> {
     guest: Option<G>,
     /// Shared by all relatives, in the states that their branches left them in.
     spares: Arc<InheritedMutex<Vec<G>>>,
+    /// Guests for the state with this ID.
+    reserve: Option<(SnapshotId, Arc<dyn GuestReserve<G>>)>,
     home: G::Template,
     tree: Tree<G::State>,
     at: StateHold<G::State>,
@@ -62,7 +74,15 @@ impl<G: Guest> Branch<G> {
     pub fn from_state(tree: &Tree<G::State>, home: G::Template, base: Frozen<G::State>) -> Self {
         let at = tree.insert_held(base, None, false);
         let (tree, spares) = (tree.clone(), Arc::default());
-        Self { guest: None, spares, home, tree, at, under: None, moved: false }
+        Self { guest: None, spares, reserve: None, home, tree, at, under: None, moved: false }
+    }
+
+    /// Gets guests for the present state from `reserve` where no relative has left one, and leaves
+    /// it the guest of the last relative.
+    #[must_use]
+    pub fn with_reserve(mut self, reserve: Arc<dyn GuestReserve<G>>) -> Self {
+        self.reserve = Some((self.at.id(), reserve));
+        self
     }
 
     /// Freezes the present state as a child of the one that the guest stands on. The guest then
@@ -188,6 +208,7 @@ impl<G: Guest> Branch<G> {
         Ok(Self {
             guest: None,
             spares: self.spares.clone(),
+            reserve: self.reserve.clone(),
             home: self.home.clone(),
             tree: self.tree.clone(),
             at: self.tree.hold(id)?,
@@ -245,6 +266,10 @@ impl<G: Guest> Branch<G> {
     /// A guest in the state `at`.
     fn make(&self) -> Result<G, G::Error> {
         let spare = self.spares.lock().pop();
+        let spare = spare.or_else(|| {
+            let (state, reserve) = self.reserve.as_ref()?;
+            (*state == self.at.id()).then(|| reserve.take())?
+        });
         if let Some(mut guest) = spare
             && guest.switch(self.at.frozen()).is_ok()
         {
@@ -259,6 +284,11 @@ impl<G: Guest> Drop for Branch<G> {
         // A guest whose user panics may be in the middle of something.
         let sound = self.guest.take().filter(|_| !std::thread::panicking());
         if let Some(guest) = sound {
+            if let Some((_, reserve)) = &self.reserve
+                && Arc::strong_count(&self.spares) == 1
+            {
+                return reserve.put(guest);
+            }
             let mut spares = self.spares.lock();
             if spares.len() < SPARES {
                 spares.push(guest);
@@ -272,10 +302,64 @@ impl<G: Guest> Drop for Branch<G> {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use afresh_memory::{Slot, SlotConfig};
+    use std::sync::Mutex;
+
+    use afresh_memory::{Image, Slot, SlotConfig};
     use afresh_sys::child_passes;
 
     use super::*;
+
+    /// Guests in the state of an image.
+    #[derive(Debug)]
+    struct Reserve(Image, Mutex<Vec<Slot>>);
+
+    impl GuestReserve<Slot> for Reserve {
+        fn take(&self) -> Option<Slot> {
+            self.1.lock().unwrap().pop()
+        }
+
+        fn put(&self, mut guest: Slot) {
+            guest.switch(&self.0).unwrap();
+            self.1.lock().unwrap().push(guest);
+        }
+    }
+
+    #[test]
+    fn the_last_relative_leaves_its_guest_to_branches_from_the_same_state() {
+        let image = Image::zero(4);
+        let reserve = Arc::new(Reserve(image.clone(), Mutex::default()));
+        let begin = || {
+            let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+            let base = Guest::checkpoint(&mut slot).unwrap();
+            let branch = Branch::from_state(&Tree::new(), SlotConfig::default(), base);
+            branch.with_reserve(reserve.clone())
+        };
+        let count = || reserve.1.lock().unwrap().len();
+        let first = |branch: &mut Branch<Slot>| {
+            let mut byte = [9];
+            branch.guest_mut().unwrap().read(0, &mut byte).unwrap();
+            byte[0]
+        };
+        let mut branch = begin();
+        branch.guest_mut().unwrap().write(0, &[1]).unwrap();
+        let mut relative = branch.fork(branch.at()).unwrap();
+        drop(branch);
+        assert_eq!(count(), 0, "its relative may need it");
+        assert_eq!(first(&mut relative), 0);
+        drop(relative);
+        assert_eq!(count(), 1);
+        let mut branch = begin();
+        assert_eq!((first(&mut branch), count()), (0, 0));
+        drop(begin());
+        let mut other = begin();
+        other.guest_mut().unwrap();
+        drop(other);
+        branch.guest_mut().unwrap().write(0, &[2]).unwrap();
+        branch.checkpoint().unwrap();
+        branch.abandon();
+        // A guest in the reserve is in another state.
+        assert_eq!((first(&mut branch), count()), (2, 1));
+    }
 
     #[test]
     fn a_child_drops_and_moves_the_branches_of_its_parent_whose_locks_are_held() {

@@ -41,7 +41,7 @@ mod layers;
 mod output;
 mod tree;
 
-pub use branch::{Branch, BranchError};
+pub use branch::{Branch, BranchError, GuestReserve};
 pub use difference::Difference;
 pub use guest::{Frozen, Guest, SlotGuestError};
 pub use hold::StateHold;

@@ -126,6 +126,8 @@ bugs! {
     Shared = "shared",
     /// Only the first process of a guest is reset.
     Family = "family",
+    /// The process of a sandbox that has ended is used again without a reset.
+    SpareReset = "spare-reset",
     /// A process keeps waiting in the kernel while its guest halts.
     ParkedCall = "parked-call",
     /// The offset of a file that was set inside the process is not taken over.

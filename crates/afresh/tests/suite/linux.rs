@@ -7,7 +7,7 @@ use std::time::Duration;
 use afresh::pool::Limits;
 use afresh::{
     Call, CallError, CallOptions, CloneRandomness, Guest, Kind, LeaseOptions, OpenError, Options,
-    OutputSource, OutputStream, Reference, SaveOptions, SessionError,
+    OutputSource, OutputStream, Reference, SaveOptions, Session, SessionError,
 };
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
@@ -133,6 +133,48 @@ fn a_session_of_a_program_goes_back_and_forks() {
     assert!(session.diff(one, two).unwrap().pages > 0);
     forks[0].rollback(two).unwrap();
     assert_eq!(forks[0].call("", b"e\n").unwrap(), b"3\ne\n");
+}
+
+#[test]
+fn a_session_starts_in_the_process_of_one_that_has_ended() {
+    let Some(guest) = sed(Options::new()) else { return };
+    let process = |session: &mut Session| {
+        session.with(|lease| Ok::<_, SessionError>(lease.as_program().unwrap().process_id()))
+    };
+    let mut session = guest.session().unwrap();
+    assert_eq!(session.call("", b"a\n").unwrap(), b"1\na\n");
+    session.files().unwrap().write("/tmp/kept", b"kept").unwrap();
+    let first = process(&mut session).unwrap();
+    drop(session);
+    let mut session = guest.session().unwrap();
+    assert!(session.files().unwrap().read("/tmp/kept").is_err());
+    assert_eq!(session.call("", b"b\n").unwrap(), b"1\nb\n");
+    assert_eq!(process(&mut session).unwrap(), first);
+    let mut other = guest.session().unwrap();
+    assert_eq!(other.call("", b"c\n").unwrap(), b"1\nc\n");
+    assert_ne!(process(&mut other).unwrap(), first, "two sessions at the same time");
+    // The process of a call that failed is not used again, and a panic is such a call.
+    other.call("", b"quit\n").unwrap_err();
+    let failed = process(&mut session).unwrap();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _: Result<(), SessionError> = session.with(|_| panic!("a bug of the caller"));
+    }));
+    assert!(panicked.is_err());
+    drop(other);
+    let mut session = guest.session().unwrap();
+    assert_eq!(session.call("", b"d\n").unwrap(), b"1\nd\n");
+    assert_ne!(process(&mut session).unwrap(), failed);
+    drop(session);
+
+    let shaped = Options::new().linux(|program| program.replace_processes(true));
+    let Some(guest) = sed(shaped) else { return };
+    let mut processes = Vec::new();
+    for _ in 0..2 {
+        let mut session = guest.session().unwrap();
+        session.call("", b"a\n").unwrap();
+        processes.push(process(&mut session).unwrap());
+    }
+    assert_ne!(processes[0], processes[1]);
 }
 
 #[test]

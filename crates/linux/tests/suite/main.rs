@@ -48,6 +48,7 @@ mod shared;
 mod shared_limits;
 mod signals;
 mod sockets;
+mod spare;
 mod spent;
 mod start_to_end;
 mod stub;

@@ -1,6 +1,7 @@
 //! Unmodified Linux programs.
 
 pub(super) mod oci_image;
+mod spare_programs;
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -15,10 +16,12 @@ use afresh_linux::{
 use afresh_memory::{Feature, PAGE_SIZE};
 use afresh_pager::SnapshotMemory;
 use afresh_pool::{Budget, PoolStats, ResetCost, SharedCache};
-use afresh_snapshot::Branch;
+use afresh_snapshot::{Branch, GuestReserve, Tree as States};
+
+use spare_programs::SparePrograms;
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
-use super::session_backend::{self, SessionBackend, SessionGuest, unmoved};
+use super::session_backend::{SessionBackend, SessionGuest, unmoved};
 use super::traits::{FrozenKind, thaw};
 use super::{
     Backend, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall, Thaw,
@@ -40,9 +43,16 @@ pub(super) const OPEN: Option<OpenFile> = Some(open);
 pub(super) const THAW: Option<Thaw> = Some(thaw::<PackedProgram>);
 
 /// Instances that all start from one state.
-pub(crate) type Programs = ResetPool<Instance, Warm>;
+pub(crate) type Programs = ResetPool<Instance, WarmProgram>;
 /// An instance on lease.
 pub(crate) type ProgramLease<'a> = GuestLease<'a, Instance>;
+
+/// A warm program, and processes for its sessions.
+pub(crate) struct WarmProgram {
+    warm: Warm,
+    spares: Arc<SparePrograms>,
+}
+
 /// Options of Linux programs alone.
 pub(crate) type ProgramOptions = Option<Arc<dyn Fn(Program) -> Program + Send + Sync>>;
 
@@ -124,8 +134,8 @@ impl SharedCache for HostFiles {
 }
 
 /// A new instance of a program.
-fn instance(warm: &Warm) -> Result<Instance, Infallible> {
-    Ok(warm.instance())
+fn instance(program: &WarmProgram) -> Result<Instance, Infallible> {
+    Ok(program.warm.instance())
 }
 
 /// Text as input: words separated by spaces, and an end of line.
@@ -169,7 +179,9 @@ fn pool(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
     Budget::process().relieve_cache(&HostFiles);
     let mut first = warm.instance();
     first.prepare().map_err(|error| LeaseError::Create(error.into()))?;
-    Ok(Backend::Program(Box::new(Programs::new(warm, first, options.guest.limits)?)))
+    let spares = Arc::new(SparePrograms::new(warm.clone()));
+    let program = WarmProgram { warm, spares };
+    Ok(Backend::Program(Box::new(Programs::new(program, first, options.guest.limits)?)))
 }
 
 impl Guest {
@@ -237,23 +249,25 @@ impl WarmGuest for Programs {
     }
 
     fn describe_resets(&self) -> String {
-        self.pristine.resets_by().to_string()
+        self.pristine.warm.resets_by().to_string()
     }
 
     fn is_listening(&self) -> bool {
-        self.pristine.listens()
+        self.pristine.warm.listens()
     }
 
     fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
-        Ok(session_backend::begin::<Instance>(self.pristine.home(), self.pristine.state()))
+        let WarmProgram { warm, spares } = &self.pristine;
+        let branch = Branch::<Instance>::from_state(&States::new(), warm.home(), warm.state());
+        Ok(Box::new(branch.with_reserve(Arc::clone(spares) as Arc<dyn GuestReserve<Instance>>)))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
-        Ok(Box::new(self.pristine.freeze()?))
+        Ok(Box::new(self.pristine.warm.freeze()?))
     }
 
     fn reseeds_clones(&self) -> Option<bool> {
-        Some(self.pristine.watches_generation())
+        Some(self.pristine.warm.watches_generation())
     }
 }
 
@@ -415,7 +429,7 @@ impl Guest {
     #[must_use]
     pub fn as_program(&self) -> Option<&Warm> {
         match &self.inner().backend {
-            Backend::Program(programs) => Some(&programs.pristine),
+            Backend::Program(programs) => Some(&programs.pristine.warm),
             _ => None,
         }
     }
