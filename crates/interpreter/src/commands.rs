@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use afresh::CallCost;
 use minicbor::Decoder;
 
 use crate::listener::Stream;
@@ -36,7 +38,8 @@ pub struct CommandOutput {
 }
 
 impl CommandOutput {
-    fn keep(&mut self, stream: Stream, bytes: &[u8]) {
+    /// Returns the number of bytes that are dropped.
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> usize {
         let kept = match stream {
             Stream::Stdout | Stream::Terminal => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
@@ -44,21 +47,65 @@ impl CommandOutput {
         let room = MAX_KEPT.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..room.min(bytes.len())]);
         self.truncated |= room < bytes.len();
+        bytes.len().saturating_sub(room)
     }
 }
 
-#[derive(Debug, Default)]
+/// The use of a sandbox while a command ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommandCost {
+    /// Wall-clock time from its start to its end, or until now.
+    pub wall: Duration,
+    /// CPU time of the sandbox, with all of its processes.
+    pub cpu: Duration,
+    /// Peak of the memory that the processes of the sandbox have mapped together.
+    pub peak_memory: Option<u64>,
+    /// Bytes of its output.
+    pub output_bytes: u64,
+    /// Bytes of its output that were dropped.
+    pub dropped_bytes: u64,
+}
+
+#[derive(Debug)]
 struct CommandEntry {
     /// Distinguishes it from other commands of the same number.
     serial: u64,
     output: CommandOutput,
+    began: Instant,
+    cost: CommandCost,
+    /// Whether the cost of the work in which it ended was added.
+    charged: bool,
     /// The bytes of each stream in `output` when the start of another command began.
     before_start: [usize; 2],
 }
 
 impl CommandEntry {
     fn new(serial: u64) -> Self {
-        Self { serial, output: CommandOutput::default(), before_start: [0; 2] }
+        Self {
+            serial,
+            output: CommandOutput::default(),
+            began: Instant::now(),
+            cost: CommandCost::default(),
+            charged: false,
+            before_start: [0; 2],
+        }
+    }
+
+    /// Takes output, and counts it.
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) {
+        let dropped = self.output.keep(stream, bytes);
+        self.cost.output_bytes += bytes.len() as u64;
+        self.cost.dropped_bytes += dropped as u64;
+    }
+
+    /// Adds the cost of work of the sandbox, unless it had ended before that.
+    fn charge(&mut self, cost: &CallCost) {
+        if !self.charged {
+            self.cost.cpu += cost.cpu;
+            self.cost.peak_memory = self.cost.peak_memory.max(cost.peak_memory);
+            self.charged = self.output.ended.is_some();
+        }
     }
 
     /// The output since the start of another command began, in case it is that command's.
@@ -132,7 +179,9 @@ impl Commands {
         if let Some(entry) = state.all.get_mut(&number) {
             entry.output = stale.map(CommandEntry::output_since_start).unwrap_or_default();
             let own = early.pieces.into_iter().filter(|(of, ..)| *of == number);
-            own.for_each(|(_, stream, bytes)| entry.output.keep(stream, &bytes));
+            entry.cost.output_bytes =
+                (entry.output.stdout.len() + entry.output.stderr.len()) as u64;
+            own.for_each(|(_, stream, bytes)| entry.keep(stream, &bytes));
         }
     }
 
@@ -166,7 +215,7 @@ impl Commands {
         let mut state = self.lock();
         if let Some(entry) = state.all.get_mut(&number).filter(|entry| entry.output.ended.is_none())
         {
-            entry.output.keep(stream, bytes);
+            entry.keep(stream, bytes);
             return true;
         }
         let Some(early) = &mut state.early else { return false };
@@ -182,7 +231,25 @@ impl Commands {
     pub fn ended(&self, number: u32, status: i32) {
         if let Some(entry) = self.lock().all.get_mut(&number) {
             entry.output.ended = Some(status);
+            entry.cost.wall = entry.began.elapsed();
         }
+    }
+
+    /// The sandbox has done work of this cost, which counts for each command that ran.
+    pub fn charge(&self, cost: &CallCost) {
+        self.lock().all.values_mut().for_each(|entry| entry.charge(cost));
+    }
+
+    /// The cost of a command so far; `None` if it is unknown by now.
+    #[must_use]
+    pub fn cost(&self, number: u32, serial: u64) -> Option<CommandCost> {
+        let state = self.lock();
+        let entry = state.all.get(&number).filter(|entry| entry.serial == serial)?;
+        let wall = match entry.output.ended {
+            Some(_) => entry.cost.wall,
+            None => entry.began.elapsed(),
+        };
+        Some(CommandCost { wall, ..entry.cost })
     }
 
     /// Takes the output of a command since the last time, with the number of moves so far; `None`
@@ -206,7 +273,7 @@ impl Commands {
     pub fn moved(&self) {
         let mut state = self.lock();
         state.moves += 1;
-        state.all.values_mut().for_each(|entry| entry.output = CommandOutput::default());
+        state.all.values_mut().for_each(|entry| *entry = CommandEntry::new(entry.serial));
     }
 
     /// The commands of a fork.
@@ -261,6 +328,39 @@ mod tests {
         let (seen, _) = commands.take(7, new).unwrap();
         assert_eq!((&seen.stdout[..], seen.ended, seen.truncated), (&b"data"[..], Some(0), false));
         assert_eq!(commands.take(8, other).unwrap().0.stderr, b"of another");
+    }
+
+    #[test]
+    fn a_command_costs_the_work_of_its_sandbox_from_its_start_to_its_end() {
+        let work = |cpu, peak| {
+            let mut cost = CallCost::default();
+            (cost.cpu, cost.peak_memory) = (Duration::from_millis(cpu), Some(peak));
+            cost
+        };
+        let commands = Commands::default();
+        commands.charge(&work(1000, 9000));
+        let one = start(&commands, 7);
+        commands.charge(&work(1, 10));
+        let two = start(&commands, 8);
+        commands.print(7, Stream::Stdout, b"abc");
+        commands.charge(&work(2, 30));
+        // The work in which it ends counts, whether its output is taken before or not.
+        commands.ended(7, 0);
+        assert!(commands.take(7, one).is_some());
+        commands.charge(&work(4, 20));
+        commands.charge(&work(8, 40));
+        let cost = commands.cost(7, one).unwrap();
+        assert_eq!((cost.cpu, cost.peak_memory), (Duration::from_millis(7), Some(30)));
+        assert_eq!((cost.output_bytes, cost.dropped_bytes), (3, 0));
+        assert_eq!(commands.cost(7, one), Some(cost));
+        let cost = commands.cost(8, two).unwrap();
+        assert_eq!((cost.cpu, cost.peak_memory), (Duration::from_millis(14), Some(40)));
+        commands.print(8, Stream::Stderr, &vec![0; MAX_KEPT + 5]);
+        let cost = commands.cost(8, two).unwrap();
+        assert_eq!((cost.output_bytes, cost.dropped_bytes), (MAX_KEPT as u64 + 5, 5));
+        commands.moved();
+        assert_eq!(commands.cost(8, two).unwrap().cpu, Duration::ZERO);
+        assert!(commands.cost(8, one).is_none());
     }
 
     #[test]

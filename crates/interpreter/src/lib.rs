@@ -33,7 +33,7 @@ mod value;
 pub use answer::{Answer, AnswerError, RenderedValue, Thrown};
 pub use answer_limit::AnswerTooLong;
 pub use characters::CharacterJoiner;
-pub use commands::{CommandOutput, Commands};
+pub use commands::{CommandCost, CommandOutput, Commands};
 pub use displayed::{DisplayedResult, DisplayedResults};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use afresh::CallCost;
 use afresh::linux::{End, HostStreams, Program, RunControl, WarmError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,6 +18,7 @@ use pyo3::types::PyBytes;
 use crate::call::Stop;
 use crate::error::{self, GuestError, OpenError, StoppedError};
 use crate::exit;
+use crate::linux::CostParts;
 use crate::pending::Pending;
 use crate::program::{ProgramOptions, seconds};
 use crate::session::Stopper;
@@ -66,8 +68,10 @@ struct Streams {
     /// Output that the callback has not been given.
     news: PendingOutput,
     limit: usize,
-    truncated: bool,
+    /// Bytes beyond the limit.
+    dropped: usize,
     streams: bool,
+    cost: CallCost,
     ended: Option<Result<End, WarmError>>,
 }
 
@@ -100,7 +104,7 @@ impl Write for Sink {
         let kept = &mut state.kept[self.1];
         let room = limit.saturating_sub(kept.len()).min(bytes.len());
         kept.extend_from_slice(&bytes[..room]);
-        state.truncated |= room < bytes.len();
+        state.dropped += bytes.len() - room;
         if state.streams {
             state.news.push(self.1, bytes);
             self.0.changed.notify_all();
@@ -131,8 +135,8 @@ fn input(bytes: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// The exit status (negative for a signal), standard output, standard error, and whether output was
-/// dropped.
-type RunResult<'py> = (i32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool);
+/// dropped, with the cost.
+type RunResult<'py> = (i32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, CostParts);
 
 /// Runs a program of the host once.
 #[pyfunction]
@@ -170,8 +174,11 @@ pub(crate) fn run_program<'py>(
     let mut run = Run { shared, control, decoders: Default::default(), on_output, limits };
     let ended = exit::hold(py, || {
         std::thread::Builder::new().name("afresh-exec".to_owned()).spawn(move || {
-            let ended = program.run_to_end(streams).map(|ended| ended.end);
-            own.lock().ended = Some(ended);
+            let (ended, cost) = CallCost::of(|| program.run_to_end(streams));
+            let mut state = own.lock();
+            state.cost = cost;
+            state.ended = Some(ended.map(|ended| ended.end));
+            drop(state);
             own.changed.notify_all();
         })?;
         run.attend(py)
@@ -184,7 +191,11 @@ pub(crate) fn run_program<'py>(
     };
     let state = run.shared.lock();
     let [stdout, stderr] = [0, 1].map(|stream| PyBytes::new(py, &state.kept[stream]));
-    Ok((status, stdout, stderr, state.truncated))
+    let (wall, cpu) = (state.cost.wall.as_secs_f64(), state.cost.cpu.as_secs_f64());
+    let dropped = state.dropped as u64;
+    let sent = state.kept.iter().map(|kept| kept.len() as u64).sum::<u64>() + dropped;
+    let cost = (wall, cpu, state.cost.peak_memory, sent, dropped);
+    Ok((status, stdout, stderr, dropped > 0, cost))
 }
 
 /// The limits of a run.

@@ -41,6 +41,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(linux::start_command, module)?)?;
     module.add_function(wrap_pyfunction!(linux::adopt_command, module)?)?;
     module.add_function(wrap_pyfunction!(linux::take_output, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::command_cost, module)?)?;
     module.add_function(wrap_pyfunction!(linux::begin_wait, module)?)?;
     module.add_function(wrap_pyfunction!(linux::check_wait, module)?)?;
     module.add_function(wrap_pyfunction!(linux::drive, module)?)?;

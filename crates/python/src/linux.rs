@@ -24,6 +24,10 @@ const TICK: Duration = Duration::from_millis(5);
 /// dropped, its exit status if it has ended, and how often the sandbox went to another state.
 type TakenOutput<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Option<i32>, u64);
 
+/// The cost of a command: wall-clock seconds, CPU seconds, peak of memory, bytes of output, and
+/// those of them that were dropped.
+pub(crate) type CostParts = (f64, f64, Option<u64>, u64, u64);
+
 /// Refuses sandboxes that are not of Linux programs.
 fn check(session: &Session) -> PyResult<()> {
     match session.is_linux() {
@@ -82,6 +86,14 @@ pub(crate) fn take_output<'py>(
     Some((stdout, stderr, output.truncated, output.ended, moves))
 }
 
+/// The cost of a command so far; `None` if it does not exist any more.
+#[pyfunction]
+pub(crate) fn command_cost(session: &Session, number: u32, serial: u64) -> Option<CostParts> {
+    let cost = session.commands().cost(number, serial)?;
+    let (wall, cpu) = (cost.wall.as_secs_f64(), cost.cpu.as_secs_f64());
+    Some((wall, cpu, cost.peak_memory, cost.output_bytes, cost.dropped_bytes))
+}
+
 /// Begins a wait of several slices, which `Session.stop` ends from now on.
 #[pyfunction]
 pub(crate) fn begin_wait(session: &Session) -> PyResult<()> {
@@ -128,8 +140,13 @@ pub(crate) fn drive(
         if !sleep(due.min(wait), &stops) || due > wait {
             return Ok(true);
         }
-        live.with(|lease| Ok(proceed(lease, CallState::slice(stops, commands)).0?))
-            .map_err(|error| error::of_session(&error))?;
+        live.with(|lease| {
+            let slice = CallState::slice(stops, commands.clone());
+            let (proceeded, cost) = lease.measure(|lease| proceed(lease, slice).0);
+            commands.charge(&cost);
+            Ok(proceeded?)
+        })
+        .map_err(|error| error::of_session(&error))?;
         Ok(live.due().is_some())
     })
 }

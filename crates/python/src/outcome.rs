@@ -57,7 +57,7 @@ impl Setup {
 pub(crate) struct Outcome {
     answer: Result<Vec<u8>, CallError>,
     state: CallState,
-    cost: CallCost,
+    pub(crate) cost: CallCost,
 }
 
 /// Makes one call of a guest with everything that belongs to it. The error is for the session to
@@ -176,14 +176,14 @@ impl Outcome {
                 said(&self.state.stdout),
                 said(&self.state.stderr),
                 self.state.truncated.into_pyobject(py)?.to_owned().into_any(),
-                self.cost().into_pyobject(py)?.into_any(),
+                self.cost_parts().into_pyobject(py)?.into_any(),
                 displayed.into_pyobject(py)?.into_any(),
             ],
         )
     }
 
     #[allow(clippy::type_complexity, reason = "the parts of a cost")]
-    fn cost(&self) -> (f64, f64, Option<u64>, Option<usize>, u64, u64, u64) {
+    fn cost_parts(&self) -> (f64, f64, Option<u64>, Option<usize>, u64, u64, u64) {
         let CallCost { wall, cpu, peak_memory, dirty_pages, .. } = self.cost;
         let CallCost { input_bytes, output_bytes, dropped_bytes, .. } = self.cost;
         let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());

@@ -243,6 +243,7 @@ impl Session {
                 }
                 let (found, whole) =
                     evaluate(lease, handler, &setup, callables, stops, request, true);
+                self.commands.charge(&found.cost);
                 let failed = found.failure();
                 outcome = Some(found);
                 match (whole, failed) {

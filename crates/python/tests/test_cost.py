@@ -62,3 +62,44 @@ def test_a_cpu_limit_ends_a_busy_process_and_no_sleeper(python: afresh.Warm) -> 
             assert "CPU time limit of 1s" in str(busy.error)
             box.rollback(clean)
         assert box.eval("warm") == 41
+
+
+def test_a_command_has_the_cost_of_its_sandbox_while_it_ran(python: afresh.Warm) -> None:
+    work = "s = 0\nfor n in range(3_000_000): s += n\nprint(input())"
+    with python.sandbox(timeout=60, output_limit=4) as box:
+        box.run_code("s = 0\nfor n in range(5_000_000): s += n")
+        busy = box.commands.run(["python3", "-c", work], stdin="typed\n")
+        idle = box.commands.run(["sleep", "0.5"])
+    assert (busy.exit_code, busy.stdout, busy.truncated) == (0, "type", True)
+    assert busy.cost.cpu > 0
+    assert idle.cost.cpu < busy.cost.cpu
+    assert idle.cost.wall >= 0.5
+    assert idle.cost.cpu < idle.cost.wall
+    assert busy.cost.peak_memory is not None
+    assert idle.cost.peak_memory is not None
+    assert busy.cost.peak_memory >= idle.cost.peak_memory > 0
+    assert busy.cost.dirty_pages is None
+    assert (busy.cost.input_bytes, busy.cost.output_bytes, busy.cost.dropped_bytes) == (6, 6, 2)
+    assert (idle.cost.input_bytes, idle.cost.output_bytes, idle.cost.dropped_bytes) == (0, 0, 0)
+
+
+def test_a_command_that_is_started_has_its_cost_at_its_end(python: afresh.Warm) -> None:
+    with python.sandbox(timeout=60) as box:
+        command = box.commands.start(["sh", "-c", "read line; echo $line"], stdin=True)
+        command.send_stdin("typed\n")
+        done = command.wait()
+        assert done.cost.cpu > 0
+        assert (done.cost.input_bytes, done.cost.output_bytes) == (6, 6)
+        # Its cost ends with it.
+        box.run_code("s = 0\nfor n in range(3_000_000): s += n")
+        assert command.wait().cost == done.cost
+
+
+def test_a_run_of_a_program_has_a_cost() -> None:
+    done = afresh.exec(["sh", "-c", "cat; echo 1234567"], stdin="in", output_limit=3)
+    assert (done.stdout, done.truncated) == ("in1", True)
+    assert done.cost.cpu > 0
+    assert done.cost.wall > 0
+    assert done.cost.peak_memory
+    assert (done.cost.input_bytes, done.cost.output_bytes, done.cost.dropped_bytes) == (2, 10, 7)
+    assert done == afresh.exec(["sh", "-c", "cat; echo 1234567"], stdin="in", output_limit=3)

@@ -1,4 +1,4 @@
-//! The use of a call: CPU time, and bytes to servers outside. CPU time is that of its thread, which
+//! The use of a call: CPU time, mapped memory, and bytes to servers outside. CPU time is that of its thread, which
 //! runs modules and micro-VMs and serves the system calls of Linux programs, and that of the
 //! processes that run these programs.
 //!
@@ -16,8 +16,9 @@ pub(crate) struct CpuTimer {
 
 impl CpuTimer {
     pub(crate) fn start() -> Self {
-        // Earlier time belongs to other calls.
+        // Earlier time and memory belong to other calls.
         take_process_time();
+        begin_memory_peak();
         Self { began: thread_cpu_time() }
     }
 
@@ -50,6 +51,26 @@ fn pending_process_time() -> Duration {
 #[cfg(not(feature = "linux"))]
 fn pending_process_time() -> Duration {
     Duration::ZERO
+}
+
+#[cfg(feature = "linux")]
+fn begin_memory_peak() {
+    // Ends with the next timer on this thread, and not before: a command may end in between.
+    let _ = afresh::linux::MemoryPeak::start(0);
+}
+
+#[cfg(not(feature = "linux"))]
+fn begin_memory_peak() {}
+
+/// The peak of the memory that programs have mapped on this thread since the last timer started.
+#[cfg(feature = "linux")]
+pub(crate) fn memory_peak() -> u64 {
+    afresh::linux::MemoryPeak::until_now()
+}
+
+#[cfg(not(feature = "linux"))]
+pub(crate) fn memory_peak() -> u64 {
+    0
 }
 
 /// Bytes that programs have sent to servers outside while this thread ran them, since the last

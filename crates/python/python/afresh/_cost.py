@@ -1,13 +1,18 @@
-"""The cost of a call."""
+"""The cost of a call, and of a command."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import _native
+
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """The cost of a call. An amount that is not known is ``None``.
+    """The cost of a call, or of a command. An amount that is not known is ``None``.
+
+    That of a command is the use of its sandbox between its start and its end, and processes that ran beside it count.
+    Its bytes are those of its own input and output.
 
     Attributes:
         wall: Wall-clock time in seconds.
@@ -32,3 +37,9 @@ class CallCost:
 
 
 NO_COST = CallCost(0.0, 0.0, None, None, 0, 0, 0)
+
+
+def command_cost(spent: _native.CommandCost, given: int, dropped: int = 0) -> CallCost:
+    """The cost of a command with ``given`` bytes of input; ``dropped`` bytes of output were dropped here."""
+    wall, cpu, peak, sent, lost = spent
+    return CallCost(wall, cpu, peak, None, given, sent, lost + dropped)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _native
+from ._cost import command_cost
 from ._grants import here, options
 from ._linux import find_program
 from ._process import CommandResult, OnText, Streams
@@ -36,10 +37,11 @@ def _run(
     program = find_program(command[0])
     data = stdin.encode() if isinstance(stdin, str) else bytes(stdin)
     sink = streams.sink()
-    status, out, err, truncated = _native.run_program(
+    status, out, err, truncated, cost = _native.run_program(
         program, list(command[1:]), given, data, timeout, size(output_limit) or OUTPUT, sink, stopper
     )
-    return CommandResult(status, out.decode(errors="replace"), err.decode(errors="replace"), truncated)
+    stdout, stderr = out.decode(errors="replace"), err.decode(errors="replace")
+    return CommandResult(status, stdout, stderr, truncated, command_cost(cost, len(data)))
 
 
 def _given(

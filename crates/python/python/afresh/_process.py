@@ -15,6 +15,7 @@ from html import escape
 from typing import Any, TypeAlias
 
 from . import _arguments, _native
+from ._cost import NO_COST, CallCost, command_cost
 from ._delivery import LoopDelivery, pending
 from ._result import result
 from .errors import AfreshError, CommandError, GuestError, ProgramError, SessionError, TimeLimitError
@@ -45,12 +46,14 @@ class CommandResult:
         stdout: Its standard output, or what its terminal showed.
         stderr: Its standard error.
         truncated: Whether it printed more than is kept.
+        cost: The use of its sandbox while it ran: times, memory and bytes.
     """
 
     exit_code: int
     stdout: str
     stderr: str
     truncated: bool = False
+    cost: CallCost = field(default=NO_COST, compare=False)
 
     def check(self) -> CommandResult:
         """This result; raises a `CommandError` if the command failed."""
@@ -206,7 +209,10 @@ class Process:
         # Characters that may still be kept of each stream.
         self._room = [self.session.output_limit] * 2
         self._truncated = False
+        # Bytes of output that were dropped here, and of input.
+        self._dropped = self._given = 0
         self._ended: int | None = None
+        self._cost = NO_COST
 
     @classmethod
     def start(
@@ -263,9 +269,12 @@ class Process:
             kept = text[: self._room[stream]]
             self._parts[stream].append(kept)
             self._room[stream] -= len(kept)
-            truncated |= len(kept) < len(text)
-        self._truncated |= truncated
+            self._dropped += len(text[len(kept) :].encode())
+        self._truncated |= truncated or self._dropped > 0
         self._ended = ended
+        spent = _native.command_cost(self.session, self.pid, self._serial) if last else None
+        if spent is not None:
+            self._cost = command_cost(spent, self._given, self._dropped)
         return texts[0], texts[1]
 
     def ended(self) -> CommandResult | None:
@@ -273,7 +282,7 @@ class Process:
         if self._ended is None:
             return None
         out, err = ("".join(parts) for parts in self._parts)
-        return CommandResult(self._ended, out, err, self._truncated)
+        return CommandResult(self._ended, out, err, self._truncated, self._cost)
 
     def poll(self, stopper: _native.Stopper | None) -> int | None:
         """Lets the sandbox run for a slice; the exit status, if it has ended."""
@@ -332,6 +341,7 @@ class Process:
             if not isinstance(fed, int) or not 0 <= fed <= _PIECE:
                 raise _damaged("its input")
             at += fed
+            self._given += fed
             if fed == 0 and not goes_on:
                 self._check_progress(stopper)
             goes_on = fed > 0 or self._slice(until, timeout, stopper)
@@ -389,6 +399,7 @@ class Process:
         given = data.encode() if isinstance(data, str) else bytes(data)
         if not operate(self.session, stopper, "input", pid=self.pid, data=base64.b64encode(given).decode()):
             raise _gone(self.pid)
+        self._given += len(given)
 
     def close(self, stopper: _native.Stopper | None) -> None:
         """Ends its input."""

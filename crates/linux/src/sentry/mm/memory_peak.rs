@@ -24,6 +24,12 @@ impl MemoryPeak {
         Self { outer: PEAK.replace(mapped) }
     }
 
+    /// The peak of the measurement that has begun last on this thread, until now.
+    #[must_use]
+    pub fn until_now() -> u64 {
+        PEAK.get()
+    }
+
     /// The peak since the start, on the same thread.
     #[must_use]
     pub fn stop(self) -> u64 {
@@ -50,6 +56,7 @@ mod tests {
         note_mapped(50);
         let inner = MemoryPeak::start(20);
         note_mapped(30);
+        assert_eq!(MemoryPeak::until_now(), 30);
         assert_eq!(inner.stop(), 30);
         assert_eq!(outer.stop(), 50);
     }

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Interval, interval_at};
 
 use crate::concurrency::Permit;
+use crate::cpu_time::memory_peak;
 use crate::lock::lock;
 use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use crate::sandbox::agent::connect::{self, CommandCost, ConnectError};
@@ -79,6 +80,10 @@ struct Subscription {
     subscriber: Subscriber,
     /// When it began, and the CPU time of the sandbox then.
     begun: (Instant, Duration),
+    /// The peak of mapped memory in calls and slices that have ended.
+    peak_memory: u64,
+    /// Bytes of output.
+    output_bytes: u64,
 }
 
 impl CommandState {
@@ -104,18 +109,26 @@ impl Commands {
         known.count += 1;
         let key = known.count;
         known.subscribers.retain(|one| !one.subscriber.sender.is_left());
-        known.subscribers.push(Subscription { key, number, subscriber, begun });
+        let (peak_memory, output_bytes) = (0, 0);
+        let subscription =
+            Subscription { key, number, subscriber, begun, peak_memory, output_bytes };
+        known.subscribers.push(subscription);
         if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
             known.limits.insert(number, at);
         }
         self.changed.notify_one();
     }
 
-    /// The subscribers to the output of a command, by a key for [`Commands::drop_subscriber`].
-    pub(crate) fn subscribers(&self, number: u32) -> Vec<(u64, Sender)> {
-        let known = lock(&self.known);
-        let own = known.subscribers.iter().filter(|one| one.number == number);
-        own.map(|one| (one.key, one.subscriber.sender.clone())).collect()
+    /// The subscribers to `count` bytes of output of a command, by a key for
+    /// [`Commands::drop_subscriber`].
+    pub(crate) fn subscribers(&self, number: u32, count: usize) -> Vec<(u64, Sender)> {
+        let mut known = lock(&self.known);
+        let own = known.subscribers.iter_mut().filter(|one| one.number == number);
+        own.map(|one| {
+            one.output_bytes += count as u64;
+            (one.key, one.subscriber.sender.clone())
+        })
+        .collect()
     }
 
     /// Ends one subscription with the reason.
@@ -136,8 +149,19 @@ impl Commands {
         known.limits.remove(&number);
         let own = known.take(number);
         drop(known);
-        for Subscription { subscriber, begun: (since, before), .. } in own {
-            let cost = CommandCost { wall: since.elapsed(), cpu: cpu.saturating_sub(before) };
+        // It ends within a call or a slice of the sandbox, on its thread.
+        let present = memory_peak();
+        for Subscription {
+            subscriber, begun: (since, before), peak_memory, output_bytes, ..
+        } in own
+        {
+            let peak = peak_memory.max(present);
+            let cost = CommandCost {
+                wall: since.elapsed(),
+                cpu: cpu.saturating_sub(before),
+                peak_memory: (peak > 0).then_some(peak),
+                output_bytes,
+            };
             subscriber.end(connect::ended(status, Some(cost)));
         }
     }
@@ -241,9 +265,12 @@ impl Commands {
         *lock(&self.ended_cpu) + running
     }
 
-    /// Counts the CPU time of a call or a slice that ends.
-    pub(crate) fn add_cpu(&self, used: Duration) {
-        *lock(&self.ended_cpu) += used;
+    /// Counts the CPU time and the peak of mapped memory of a call or a slice that ends.
+    pub(crate) fn add_use(&self, cpu: Duration, peak_memory: u64) {
+        *lock(&self.ended_cpu) += cpu;
+        for one in &mut lock(&self.known).subscribers {
+            one.peak_memory = one.peak_memory.max(peak_memory);
+        }
     }
 
     /// Keeps the turn of the running call on the processors, until the call ends.
@@ -448,7 +475,7 @@ mod tests {
             commands.listen(7, subscriber, None);
             commands.listen(8, other, None);
             assert!(commands.in_use() && heard.wait_until_begun().await);
-            let subscribers = commands.subscribers(7);
+            let subscribers = commands.subscribers(7, 7);
             assert_eq!(subscribers.len(), 1);
             subscribers[0].1.give("printed".into()).await;
             drop(subscribers);

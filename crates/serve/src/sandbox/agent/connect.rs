@@ -193,6 +193,10 @@ pub(crate) fn keepalive() -> Vec<u8> {
 pub(crate) struct CommandCost {
     pub(crate) wall: Duration,
     pub(crate) cpu: Duration,
+    /// Peak of the bytes that its processes have mapped together, if it is known.
+    pub(crate) peak_memory: Option<u64>,
+    /// Bytes of output.
+    pub(crate) output_bytes: u64,
 }
 
 /// It has ended, with this status: negative for a signal. And the end of the stream. Clients of E2B
@@ -209,7 +213,12 @@ pub(crate) fn ended(status: i32, cost: Option<CommandCost>) -> Vec<u8> {
     };
     if let Some(cost) = cost {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        end["cost"] = json!({"wall_ms": milliseconds(cost.wall), "cpu_ms": milliseconds(cost.cpu)});
+        end["cost"] = json!({
+            "wall_ms": milliseconds(cost.wall),
+            "cpu_ms": milliseconds(cost.cpu),
+            "peak_memory": cost.peak_memory,
+            "output_bytes": cost.output_bytes,
+        });
     }
     [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
 }
@@ -281,10 +290,12 @@ mod tests {
         assert!(text(3).contains(r#""exitCode":3,"exited":true"#));
         assert!(text(-9).contains(r#""exitCode":137,"exited":false"#));
         assert!(ended(0, None).ends_with(b"\x02\0\0\0\x02{}"));
-        let cost = CommandCost { wall: Duration::from_secs(2), cpu: Duration::from_millis(5) };
+        let (wall, cpu) = (Duration::from_secs(2), Duration::from_millis(5));
+        let cost = CommandCost { wall, cpu, peak_memory: Some(4096), output_bytes: 3 };
         let with_cost = String::from_utf8_lossy(&ended(0, Some(cost))).into_owned();
         let has = |part: &str| with_cost.contains(part);
         assert!(has(r#""cost":{""#) && has(r#""cpu_ms":5.0"#) && has(r#""wall_ms":2000.0"#));
+        assert!(has(r#""peak_memory":4096"#) && has(r#""output_bytes":3"#));
         assert!(ended(i32::MIN, None).ends_with(b"\x02\0\0\0\x02{}"));
         let thrown =
             |name: &str| Thrown { name: name.to_owned(), message: "why".to_owned(), trace: None };

@@ -376,7 +376,7 @@ impl RoutedOutput {
     }
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        let mut subscribers = self.commands.subscribers(number);
+        let mut subscribers = self.commands.subscribers(number, bytes.len());
         if let Some(starting) = self.starting.as_mut().filter(|_| subscribers.is_empty()) {
             starting.early.push((number, stream, bytes.to_vec()));
             starting.kept += bytes.len() + PIECE_COST;

@@ -15,7 +15,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::audit::AuditLog;
 use crate::concurrency::Permit;
-use crate::cpu_time::{CpuTimer, take_outbound_bytes};
+use crate::cpu_time::{CpuTimer, memory_peak, take_outbound_bytes};
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
@@ -431,7 +431,7 @@ impl Sandboxes {
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
-                    sandbox.commands.add_cpu(ran);
+                    sandbox.commands.add_use(ran, memory_peak());
                     this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
                     if kind == Operation::Call {
                         sandbox.charge.measure(session);
