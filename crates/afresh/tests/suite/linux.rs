@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use afresh::linux::Program;
 use afresh::pool::Limits;
 use afresh::{
     Call, CallError, CallOptions, CloneRandomness, Guest, Kind, LeaseOptions, OpenError, Options,
@@ -12,12 +13,17 @@ use afresh::{
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
 fn sed(options: Options) -> Option<Guest> {
+    shaped_sed(options, |program| program)
+}
+
+/// The same, with further options of the program.
+fn shaped_sed(options: Options, shape: fn(Program) -> Program) -> Option<Guest> {
     let path = ["/usr/bin/sed", "/bin/sed"].into_iter().find(|p| Path::new(p).exists());
     let Some(path) = path else {
         println!("SKIPPED: no sed");
         return None;
     };
-    let options = options.linux(|program| program.arg("-u").arg("/quit/q7;="));
+    let options = options.linux(move |program| shape(program.arg("-u").arg("/quit/q7;=")));
     opened(afresh::open(path, &options))
 }
 
@@ -166,8 +172,8 @@ fn a_session_starts_in_the_process_of_one_that_has_ended() {
     assert_ne!(process(&mut session).unwrap(), failed);
     drop(session);
 
-    let shaped = Options::new().linux(|program| program.replace_processes(true));
-    let Some(guest) = sed(shaped) else { return };
+    let replacing = shaped_sed(Options::new(), |program| program.replace_processes(true));
+    let Some(guest) = replacing else { return };
     let mut processes = Vec::new();
     for _ in 0..2 {
         let mut session = guest.session().unwrap();
