@@ -26,14 +26,14 @@ pub(crate) struct RefusedLine {
 }
 
 impl RefusedLine {
-    fn invalid_request(why: &str, id: Option<RequestId>) -> Self {
+    fn invalid_request(why: &str, id: Option<RequestId>) -> Box<Self> {
         let message = format!("the line is no message of JSON-RPC: {why}");
-        Self { error: ErrorData::invalid_request(message, None), id }
+        Box::new(Self { error: ErrorData::invalid_request(message, None), id })
     }
 
-    fn parse_error(why: impl std::fmt::Display) -> Self {
+    fn parse_error(why: &dyn std::error::Error) -> Box<Self> {
         let message = format!("the line is not a JSON message: {why}");
-        Self { error: ErrorData::parse_error(message, None), id: None }
+        Box::new(Self { error: ErrorData::parse_error(message, None), id: None })
     }
 }
 
@@ -51,7 +51,7 @@ impl<R: BufRead> Lines<R> {
     /// The next message, or the error of another line. `None` at the end of the input.
     pub(crate) fn next_message(
         &mut self,
-    ) -> io::Result<Option<Result<ClientMessage, RefusedLine>>> {
+    ) -> io::Result<Option<Result<ClientMessage, Box<RefusedLine>>>> {
         loop {
             self.line.clear();
             self.line.shrink_to(MAX_IDLE_BUFFER);
@@ -74,8 +74,8 @@ impl<R: BufRead> Lines<R> {
 
 /// The message of a line. `None` for lines without an answer: empty ones, and notifications that
 /// the protocol does not define.
-fn parse(line: &[u8]) -> Result<Option<ClientMessage>, RefusedLine> {
-    let text = std::str::from_utf8(line).map_err(RefusedLine::parse_error)?;
+fn parse(line: &[u8]) -> Result<Option<ClientMessage>, Box<RefusedLine>> {
+    let text = std::str::from_utf8(line).map_err(|error| RefusedLine::parse_error(&error))?;
     let text = text.trim_start_matches('\u{feff}').trim();
     if text.is_empty() {
         return Ok(None);
@@ -84,7 +84,9 @@ fn parse(line: &[u8]) -> Result<Option<ClientMessage>, RefusedLine> {
         Ok(message) => return Ok(Some(message)),
         Err(error) => error,
     };
-    let Value::Object(parts) = serde_json::from_str(text).map_err(RefusedLine::parse_error)? else {
+    let Value::Object(parts) =
+        serde_json::from_str(text).map_err(|error| RefusedLine::parse_error(&error))?
+    else {
         let why = "it is not an object, and batches are not supported";
         return Err(RefusedLine::invalid_request(why, None));
     };

@@ -4,8 +4,8 @@
 //! that blocks, so one thread can drive it. Each line that is no message is answered with an error
 //! of JSON-RPC, where `rmcp` would leave its sender without an answer.
 //!
-//! Promises: no line ends the server. At the end of the input, calls run on until they are answered,
-//! while the output has a reader. Full buffers of a client that does not read delay only its own
+//! Promises: no line ends the server. At the end of the input, calls run on until they are
+//! answered, while the output has a reader. Full buffers of a client that does not read delay only its own
 //! messages.
 
 use std::collections::HashSet;

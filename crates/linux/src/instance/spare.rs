@@ -83,7 +83,7 @@ impl Instance {
 
 impl Warm {
     /// An instance in this state, as [`Warm::instance`] makes it, in the processes of one that has
-    /// ended.
+    /// ended. They must come from an instance of this program, by [`Instance::into_spare`].
     #[must_use]
     pub fn instance_in(&self, spare: SpareProcess) -> Instance {
         let mut instance = self.instance();

@@ -484,6 +484,7 @@ mod tests {
             let told = whole(heard).await;
             assert!(told.contains(r#""pid":7"#) && told.contains("printed"), "{told}");
             assert!(told.contains(r#""exitCode":3"#) && !told.contains(r#""exitCode":4"#));
+            assert!(told.contains(r#""output_bytes":7"#), "{told}");
             // A client that left is ignored.
             assert!(commands.in_use());
             drop(unheard);
