@@ -5,8 +5,8 @@
 //! of JSON-RPC, where `rmcp` would leave its sender without an answer.
 //!
 //! Promises: no line ends the server. At the end of the input, calls run on until they are
-//! answered, while the output has a reader. Full buffers of a client that does not read delay only its own
-//! messages.
+//! answered, while the output has a reader. Full buffers of a client that does not read delay only
+//! its own messages.
 
 use std::collections::HashSet;
 use std::fs::File;

@@ -1,6 +1,6 @@
-//! The use of a call: CPU time, mapped memory, and bytes to servers outside. CPU time is that of its thread, which
-//! runs modules and micro-VMs and serves the system calls of Linux programs, and that of the
-//! processes that run these programs.
+//! The use of a call: CPU time, mapped memory, and bytes to servers outside. CPU time is that of
+//! its thread, which runs modules and micro-VMs and serves the system calls of Linux programs, and
+//! that of the processes that run these programs.
 //!
 //! Promises: a call that waits costs nothing. May break it: work that a guest leaves to other
 //! threads, such as compilation, is not counted.

@@ -20,8 +20,8 @@ def look():
     timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
     handler = signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
     children = len([pid for pid in os.listdir("/proc") if pid.isdigit()])
-    return (sum(map(bool, data)), shared[0], len(held), os.environ.get("HELD"), os.getcwd(), limit, timer, handler,
-            os.path.exists("/tmp/held"), len(os.listdir("/proc/self/fd")), children, os.umask(0o22),
+    return (sum(map(bool, data)), shared[0], len(held), os.environ.get("HELD"), os.getcwd(), limit,
+            timer, handler, os.path.exists("/tmp/held"), len(os.listdir("/proc/self/fd")), children, os.umask(0o22),
             signal.pthread_sigmask(signal.SIG_BLOCK, []), os.times().user < 1)
 def hold():
     data[::4096] = b"x" * 256
