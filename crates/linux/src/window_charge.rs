@@ -1,5 +1,5 @@
-//! The memory of the windows with a file for calls inside, as a part of a guest's budget for
-//! contents of files.
+//! The memory of windows for calls inside, which hold contents of files. It counts in the guest's
+//! budget for such contents.
 //!
 //! Promises: windows and files of a guest take no more than the budget together. A window is
 //! charged at its largest size, because its memory stays until its process ends.
@@ -26,8 +26,8 @@ pub(crate) struct WindowCharge {
 }
 
 impl WindowCharge {
-    /// Charges `budget` for a window of `bytes`, of which `room` more may be taken. Returns whether
-    /// that was possible.
+    /// Charges `budget` for a window of `bytes`. Returns whether `room`, the bytes left in the
+    /// budget, was enough.
     pub(crate) fn grow(&mut self, budget: &WindowBudget, bytes: u64, room: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         if more == 0 {

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::Line;
-use super::save::{DELTA_PAGES, Writer, change, write_and_sync};
+use super::writer::{DELTA_PAGES, Writer, change, write_and_sync};
 use crate::Sink;
 
 /// The memory of the micro-VM that the goal names, in MiB. Smaller runs have as much as their other

@@ -17,7 +17,7 @@ use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::{Line, Sample};
 use super::run::processor_time;
-use super::save::{DELTA_PAGES, write_and_sync};
+use super::writer::{DELTA_PAGES, write_and_sync};
 use crate::Sink;
 use crate::row::quantile;
 

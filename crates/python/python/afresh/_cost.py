@@ -12,7 +12,7 @@ class CallCost:
     """The cost of a call, or of a command. An amount that is not known is ``None``.
 
     That of a command is the use of its sandbox between its start and its end, and processes that ran beside it count.
-    Its bytes are those of its own input and output.
+    Its bytes are its own input and output.
 
     Attributes:
         wall: Wall-clock time in seconds.

@@ -135,8 +135,8 @@ pub(crate) fn remove(path: &std::path::Path) -> io::Result<()> {
 }
 
 impl Staging {
-    /// Keeps the blob or journal of this name, or several, one a line. No collection runs before the
-    /// returned lock is dropped.
+    /// Keeps the blob or journal of this name, or several, one a line. No collection runs before
+    /// the returned lock is dropped.
     pub(crate) fn mark(&mut self, name: &str) -> Result<BlobGate<'_>, SaveError> {
         let gate = self.locks.lock()?;
         point();

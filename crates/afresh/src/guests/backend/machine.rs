@@ -151,7 +151,7 @@ impl WarmGuest for Machines {
     }
 
     fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
-        Ok(session_backend::begin::<Sandbox>(self.pristine.clone(), self.pristine.state()))
+        Ok(session_backend::begin::<Sandbox>(self.pristine.clone(), self.pristine.state(), None))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {

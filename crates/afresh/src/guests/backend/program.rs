@@ -16,12 +16,12 @@ use afresh_linux::{
 use afresh_memory::{Feature, PAGE_SIZE};
 use afresh_pager::SnapshotMemory;
 use afresh_pool::{Budget, PoolStats, ResetCost, SharedCache};
-use afresh_snapshot::{Branch, GuestReserve, Tree as States};
+use afresh_snapshot::{Branch, GuestReserve};
 
 use spare_programs::SparePrograms;
 
 use super::reset_pool::{GuestLease, Reset, ResetPool};
-use super::session_backend::{SessionBackend, SessionGuest, unmoved};
+use super::session_backend::{self, SessionBackend, SessionGuest, unmoved};
 use super::traits::{FrozenKind, thaw};
 use super::{
     Backend, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, OpenFile, StopCall, Thaw,
@@ -258,8 +258,8 @@ impl WarmGuest for Programs {
 
     fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
         let WarmProgram { warm, spares } = &self.pristine;
-        let branch = Branch::<Instance>::from_state(&States::new(), warm.home(), warm.state());
-        Ok(Box::new(branch.with_reserve(Arc::clone(spares) as Arc<dyn GuestReserve<Instance>>)))
+        let reserve = Arc::clone(spares) as Arc<dyn GuestReserve<Instance>>;
+        Ok(session_backend::begin::<Instance>(warm.home(), warm.state(), Some(reserve)))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {

@@ -1,12 +1,13 @@
 //! A session of any kind of guest: its branch in a tree of states.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_files::FileDifference;
 use afresh_pager::SnapshotMemory;
 use afresh_snapshot::{
-    Branch, BranchError, Difference, Frozen, Guest, SnapshotId, SnapshotInfo, StateHold, Tree,
-    TreeError,
+    Branch, BranchError, Difference, Frozen, Guest, GuestReserve, SnapshotId, SnapshotInfo,
+    StateHold, Tree, TreeError,
 };
 
 use crate::guests::Mark;
@@ -105,15 +106,20 @@ pub(super) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
     }
 }
 
-/// A session on a new tree.
+/// A session on a new tree. It gets its guest from `reserve` if that has one.
 pub(super) fn begin<G: SessionGuest>(
     template: G::Template,
     root: Frozen<G::State>,
+    reserve: Option<Arc<dyn GuestReserve<G>>>,
 ) -> Box<dyn SessionBackend>
 where
     Branch<G>: SessionBackend,
 {
-    Box::new(Branch::<G>::from_state(&Tree::new(), template, root))
+    let branch = Branch::<G>::from_state(&Tree::new(), template, root);
+    Box::new(match reserve {
+        Some(reserve) => branch.with_reserve(reserve),
+        None => branch,
+    })
 }
 
 impl<G> SessionBackend for Branch<G>

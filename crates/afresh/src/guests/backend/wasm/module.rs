@@ -62,7 +62,7 @@ impl WarmGuest for Warm {
 
     fn begin_session(&self) -> Result<Box<dyn SessionBackend>, SessionError> {
         let root = self.root().map_err(|error| SessionError::State(error.into()))?;
-        Ok(session_backend::begin::<Session>(self.clone(), root))
+        Ok(session_backend::begin::<Session>(self.clone(), root, None))
     }
 
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
