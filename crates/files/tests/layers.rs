@@ -256,6 +256,40 @@ fn names_that_were_looked_up_stay_when_their_directory_is_listed() {
 }
 
 #[test]
+fn a_tree_whose_used_directory_the_host_removed_or_replaced_is_not_saved() {
+    for replace in [false, true] {
+        let directory = host();
+        let top = directory.path().join("top");
+        let tree = over(Layer::directory(&top).unwrap());
+        assert_eq!(read(&tree, "sub/b").unwrap(), b"bee");
+        std::fs::remove_dir_all(top.join("sub")).unwrap();
+        if replace {
+            std::fs::write(top.join("sub"), b"a file now").unwrap();
+        }
+        let error = tree.capture_host_directories().unwrap_err();
+        assert!(matches!(&error, Refused::Layer(text) if text.starts_with("sub: ")), "{error:?}");
+    }
+}
+
+#[test]
+fn a_file_that_the_host_replaced_by_another_kind_is_saved_as_that() {
+    let directory = host();
+    let top = directory.path().join("top");
+    let tree = over(Layer::directory(&top).unwrap());
+    let links = tree.stat(tree.find("sub").unwrap()).unwrap().links;
+    assert!(tree.list_path("sub").unwrap().iter().any(|entry| *entry.name == *b"deep"));
+    std::fs::remove_dir_all(top.join("sub/deep")).unwrap();
+    std::fs::write(top.join("sub/deep"), b"a file now").unwrap();
+    let captured = tree.capture_host_directories().unwrap();
+    let entries = captured.list_path("sub").unwrap();
+    let deep = entries.iter().find(|entry| *entry.name == *b"deep").unwrap();
+    assert_eq!(deep.kind, Kind::File);
+    assert_eq!(read(&captured, "sub/deep").unwrap(), b"a file now");
+    let above = captured.find("sub").unwrap();
+    assert_eq!(captured.stat(above).unwrap().links, links - 1);
+}
+
+#[test]
 fn a_directory_with_many_lookups_is_listed() {
     let directory = host();
     let top = directory.path().join("top");

@@ -46,8 +46,15 @@ struct HostEntry {
     name: Name,
     parent: Node,
     inode: Option<Arc<Inode>>,
-    /// Lookups in a directory without an inode here.
+    /// Lookups in a directory before it was listed.
     unlisted: Option<UnlistedDirectory>,
+}
+
+impl HostEntry {
+    /// Names that lookups have found, in a directory without a list.
+    fn found_len(&self) -> usize {
+        self.unlisted.as_ref().map_or(0, |unlisted| unlisted.found.len())
+    }
 }
 
 /// A host directory.
@@ -105,6 +112,8 @@ impl HostFile {
 fn failed(path: &Path, error: Errno) -> Refused {
     match error {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => Refused::Missing,
+        // The host has no such file: its names are shorter.
+        Errno::NAMETOOLONG => Refused::Missing,
         error => Refused::Layer(format!("{}: {error}", path.display())),
     }
 }
@@ -239,19 +248,39 @@ impl HostDirectory {
     }
 
     pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
-        let path = {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(inode) = &known.get(&node).ok_or(Refused::Missing)?.inode {
+        loop {
+            let (path, found) = {
+                let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                let here = known.get(&node).ok_or(Refused::Missing)?;
+                if let Some(inode) = &here.inode {
+                    return Ok(inode.clone());
+                }
+                (path_of(&known, node)?, here.found_len())
+            };
+            let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let here = known.get_mut(&node).ok_or(Refused::Missing)?;
+            // The first result wins.
+            if let Some(inode) = &here.inode {
                 return Ok(inode.clone());
             }
-            path_of(&known, node)?
-        };
-        let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first result wins.
-        let known = known.get_mut(&node).ok_or(Refused::Missing)?;
-        known.unlisted = None;
-        Ok(known.inode.get_or_insert(inode).clone())
+            // A list without a name that was found meanwhile is made again.
+            if here.found_len() == found {
+                if inode.kind() == Kind::Directory {
+                    here.unlisted = None;
+                }
+                here.inode = Some(inode.clone());
+                return Ok(inode);
+            }
+        }
+    }
+
+    /// The path of a directory that has no list, although lookups have found names in it: the host
+    /// has removed or replaced it since.
+    pub(crate) fn lost_directory(&self, node: Node) -> Option<PathBuf> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&node).filter(|here| here.found_len() > 0)?;
+        path_of(&known, node).ok()
     }
 
     fn look(&self, node: Node, path: &Path) -> Result<Inode, Errno> {

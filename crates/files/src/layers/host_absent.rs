@@ -98,6 +98,10 @@ impl HostDirectory {
         match self.absent {}
     }
 
+    pub(crate) fn lost_directory(&self, _: Node) -> Option<PathBuf> {
+        match self.absent {}
+    }
+
     pub(crate) fn on_host(&self, _: Node) -> Option<HostFile> {
         match self.absent {}
     }

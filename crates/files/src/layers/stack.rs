@@ -1,7 +1,7 @@
 //! All layers of a tree, read by source.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::Refused;
@@ -62,6 +62,12 @@ impl Layers {
         Some((self.mounted(above), name))
     }
 
+    /// The path of a directory that a host process has removed or replaced, after lookups have
+    /// found names in it.
+    pub(crate) fn lost_directory(&self, node: Node) -> Option<PathBuf> {
+        self.host(node)?.lost_directory(node)
+    }
+
     /// The directory of a file in a layer.
     pub(crate) fn parent(&self, node: Node) -> Option<Node> {
         Some(self.mounted(self.host(node)?.parent(node)?))
@@ -86,7 +92,7 @@ impl Layers {
     }
 
     /// The path of a host file, below its directory.
-    pub(crate) fn path(&self, node: Node) -> Option<std::path::PathBuf> {
+    pub(crate) fn path(&self, node: Node) -> Option<PathBuf> {
         self.host(node)?.path(node).ok()
     }
 

@@ -4,17 +4,17 @@
 //! Promises: the first caller has every host directory read, once for all relatives of the tree.
 //! From then on all of them see that result, and once the bytes are kept (`stored_layers`), the
 //! stored bytes. Putting a tree over that costs time for its changes only. May break it: a host
-//! process that removes a file that a guest has looked up, before its bytes were kept. Then saving
-//! fails, and names the file.
+//! process that removes a file that a guest has looked up, or the directory of one, before its
+//! bytes were kept. Then saving fails, and names the file or directory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::layers::archive::{Archive, StoredFile};
 use crate::layers::host::HOST;
 use crate::layers::stack::{Layers, Part};
-use crate::nodes::inode::{Body, Inode};
+use crate::nodes::inode::{Body, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::node::{Kind, Node};
 use crate::nodes::source::Source;
@@ -38,11 +38,15 @@ impl CapturedLayers {
                 // It was removed after its directory had been listed. No guest has looked at it,
                 // and none can.
                 Err(Refused::Missing) if node.0 & HOST != 0 => {
+                    refuse_lost(layers, node)?;
                     gone.insert(node);
                     continue;
                 }
                 inode => inode?,
             };
+            if inode.kind() != Kind::Directory {
+                refuse_lost(layers, node)?;
+            }
             match &inode.body {
                 Body::Directory(inside) => ahead.extend(inside.entries.iter().map(|(_, e)| e.node)),
                 Body::File(content) => {
@@ -69,7 +73,8 @@ impl CapturedLayers {
             }
         });
         let parts = parts.collect::<Result<Vec<_>, Refused>>()?;
-        let mut this = Self { lower: Arc::default(), files, gone };
+        let replaced = replaced(&found);
+        let mut this = Self { lower: Arc::default(), files, gone, replaced };
         let mut nodes = Map::default();
         for (node, inode) in found.iter() {
             nodes.insert(*node, Arc::new(this.translated(layers, inode)?));
@@ -98,6 +103,16 @@ impl CapturedLayers {
             }
             Body::Directory(inside) => {
                 inside.parent = layers.mounted(inside.parent);
+                if !self.replaced.is_empty() {
+                    let kinds = |entry: &Entry| self.replaced.get(&entry.node).copied();
+                    let other = inside.entries.iter();
+                    let other = other.filter_map(|(n, e)| Some((n.clone(), *e, kinds(e)?)));
+                    for (name, entry, kind) in other.collect::<Vec<_>>() {
+                        inode.links -= u32::from(entry.kind == Kind::Directory);
+                        inode.links += u32::from(kind == Kind::Directory);
+                        inside.entries.insert(name, Entry { kind, ..entry });
+                    }
+                }
                 if !self.gone.is_empty() {
                     let gone = inside.entries.iter().filter(|(_, e)| self.gone.contains(&e.node));
                     let gone: Vec<_> = gone.map(|(name, entry)| (name.clone(), *entry)).collect();
@@ -118,6 +133,30 @@ impl CapturedLayers {
             _ => None,
         }
     }
+}
+
+/// Refuses to save a tree without the files that a guest has used in a directory.
+fn refuse_lost(layers: &Layers, directory: Node) -> Result<(), Refused> {
+    match layers.lost_directory(directory) {
+        Some(path) => Err(Refused::Layer(format!(
+            "{}: the host has removed or replaced this directory, of which a guest used files",
+            path.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The kinds of files that differ from those in the lists of their directories.
+fn replaced(found: &Map<Node, Arc<Inode>>) -> BTreeMap<Node, Kind> {
+    let mut replaced = BTreeMap::new();
+    for (_, inode) in found.iter() {
+        let Body::Directory(inside) = &inode.body else { continue };
+        for (_, entry) in inside.entries.iter() {
+            let kind = found.get(&entry.node).map(|inode| inode.kind());
+            replaced.extend(kind.filter(|kind| *kind != entry.kind).map(|kind| (entry.node, kind)));
+        }
+    }
+    replaced
 }
 
 /// The number of the layer that a host's file is in.

@@ -1,12 +1,12 @@
 //! The files below a tree, before any change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use crate::layers::stack::Layers;
 use crate::nodes::inode::Inode;
 use crate::nodes::map::Map;
-use crate::nodes::node::Node;
+use crate::nodes::node::{Kind, Node};
 
 /// The files of the layers before any change, shared by all relatives.
 #[derive(Debug, Default)]
@@ -38,4 +38,6 @@ pub(crate) struct CapturedLayers {
     pub(crate) files: Vec<Vec<Node>>,
     /// Names that were listed, and led to nothing when they were looked at.
     pub(crate) gone: BTreeSet<Node>,
+    /// Files that the host replaced by ones of these kinds, after their directories were listed.
+    pub(crate) replaced: BTreeMap<Node, Kind>,
 }

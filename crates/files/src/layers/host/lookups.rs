@@ -1,7 +1,7 @@
 //! Names that are looked up in a host directory before it is listed.
 //!
 //! A directory of a system has a thousand names, and a program that runs uses a few of them. So
-//! the first lookups ask the host for one name each. A directory with more lookups is listed.
+//! each of the first lookups opens one name on the host. A directory with more lookups is listed.
 //!
 //! Promises: a name that a lookup has found keeps its file, also once the directory is listed.
 //! May break it: a name that the host makes between a lookup and the list is found by the list.
@@ -111,8 +111,9 @@ impl HostDirectory {
     /// The directory above a directory that was not listed yet, and its name there.
     pub(crate) fn unlisted(&self, directory: Node) -> Option<(Node, Arc<[u8]>)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = known.get(&directory).filter(|here| here.unlisted.is_some())?;
-        Some((here.parent, here.name.0.clone()))
+        let here = known.get(&directory)?;
+        let is_unlisted = here.inode.is_none() && here.unlisted.is_some();
+        is_unlisted.then(|| (here.parent, here.name.0.clone()))
     }
 
     fn mode_of(&self, path: &Path) -> Result<u32, Errno> {
