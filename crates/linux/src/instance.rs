@@ -295,8 +295,17 @@ impl Instance {
         Ok(&mut live.guest.sentry)
     }
 
-    /// Has the process be in the present state, where that is the one that it stands on.
+    /// Has the process be in the present state, where that is the one that it stands on. A process
+    /// that cannot be, because it was killed for example, is replaced by a new one.
     fn bring_back(&mut self) -> Result<(), PlatformError> {
+        let used = self.live.is_some() && self.footing == ResetState::NeedsReset;
+        match self.bring_back_once() {
+            Err(_) if used => self.bring_back_once(),
+            result => result,
+        }
+    }
+
+    fn bring_back_once(&mut self) -> Result<(), PlatformError> {
         self.prepare()?;
         if self.footing == ResetState::NeedsReset {
             let _together = CpuPinning::new();

@@ -59,6 +59,14 @@ impl ParkedSubprocesses {
         }
     }
 
+    /// Ends each subprocess that shows memory of a state other than the one that resets return to.
+    pub(crate) fn end_mixed(&mut self) {
+        let Some((standing, _)) = &self.origin else { return self.bodies.clear() };
+        self.bodies.retain(|memory, body| {
+            standing.ground(*memory).is_some_and(|ground| body.shows_only(&ground))
+        });
+    }
+
     /// Pages that a reset copies back.
     pub(crate) fn write_set_len(&self) -> usize {
         self.bodies.values().map(Subprocess::write_set_len).sum()

@@ -284,8 +284,10 @@ impl<G: Guest> Drop for Branch<G> {
         // A guest whose user panics may be in the middle of something.
         let sound = self.guest.take().filter(|_| !std::thread::panicking());
         if let Some(guest) = sound {
+            // A reserve that only this branch refers to has no later taker.
             if let Some((_, reserve)) = &self.reserve
                 && Arc::strong_count(&self.spares) == 1
+                && Arc::strong_count(reserve) > 1
             {
                 return reserve.put(guest);
             }

@@ -37,6 +37,11 @@ impl LiveGuest {
         self.guest.body.write_set_len() + self.guest.others.write_set_len()
     }
 
+    /// Whether its first process shows memory of `standing` alone.
+    fn stands_on(&self, standing: &FrozenState) -> bool {
+        standing.ground(FIRST).is_some_and(|first| self.guest.body.shows_only(&first))
+    }
+
     /// The sentry of a process that stands on `standing`.
     pub(super) fn new_sentry(
         standing: &FrozenState,
@@ -75,18 +80,24 @@ impl Instance {
             }
             Ok(())
         });
-        let live = self.live.take().filter(|_| returned.is_ok())?;
-        let first = warm.standing.ground(FIRST)?;
-        live.guest.body.shows_only(&first).then_some(SpareProcess(live))
+        let mut live = self.live.take().filter(|_| returned.is_ok())?;
+        live.guest.others.end_mixed();
+        // The next instance does not pay for this reset.
+        live.guest.body.process.bill();
+        live.guest.others.iter_mut().for_each(|body| body.process.bill());
+        live.stands_on(&warm.standing).then_some(SpareProcess(live))
     }
 }
 
 impl Warm {
-    /// An instance in this state, as [`Warm::instance`] makes it, in the processes of one that has
-    /// ended. They must come from an instance of this program, by [`Instance::into_spare`].
+    /// An instance in this state, as [`Warm::instance`] makes it, in the processes of one of this
+    /// program that has ended ([`Instance::into_spare`]). Those of another program end.
     #[must_use]
     pub fn instance_in(&self, spare: SpareProcess) -> Instance {
         let mut instance = self.instance();
+        if !spare.0.stands_on(&self.standing) {
+            return instance;
+        }
         let Guest { body, sentry: former, others, .. } = spare.0.guest;
         let mut sentry = LiveGuest::new_sentry(
             &self.standing,

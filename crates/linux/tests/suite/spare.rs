@@ -90,6 +90,18 @@ fn an_instance_in_the_process_of_another_is_as_a_new_one() {
     instance.verify().unwrap();
 }
 
+#[test]
+fn a_process_of_another_program_is_not_used() {
+    let (Some(warm), Some(other)) = (warm(), warm()) else { return };
+    let mut instance = warm.instance();
+    ask(&mut instance, "hold");
+    let process = instance.process_id();
+    let spare = instance.into_spare(&warm).expect("a sound instance");
+    let mut instance = other.instance_in(spare);
+    assert_ne!(instance_process(&mut instance), process);
+    assert_eq!(ask(&mut instance, "look"), ask(&mut other.instance(), "look"));
+}
+
 /// The host process of an instance.
 fn instance_process(instance: &mut Instance) -> Option<u32> {
     instance.prepare().unwrap();
@@ -107,12 +119,24 @@ fn an_instance_leaves_another_state_before_its_process_is_used_again() {
     let mut instance = warm.instance();
     ask(&mut instance, "look");
     std::mem::swap(branch.guest_mut().unwrap(), &mut instance);
-    // A process that shows memory of the other state is dropped.
-    if let Some(spare) = instance.into_spare(&warm) {
-        let mut instance = warm.instance_in(spare);
-        instance.verify().unwrap();
-        assert_eq!(ask(&mut instance, "look"), new);
-    }
+    let spare = instance.into_spare(&warm).expect("it is brought back to the warm state");
+    let mut instance = warm.instance_in(spare);
+    instance.verify().unwrap();
+    assert_eq!(ask(&mut instance, "look"), new);
+}
+
+#[test]
+fn a_process_that_was_killed_while_it_waited_is_replaced() {
+    let Some(warm) = warm() else { return };
+    let new = ask(&mut warm.instance(), "look");
+    let mut instance = warm.instance();
+    ask(&mut instance, "hold");
+    let spare = instance.into_spare(&warm).expect("a sound instance");
+    let mut instance = warm.instance_in(spare);
+    let process = rustix::process::Pid::from_raw(instance.process_id().unwrap() as i32).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    instance.limit_memory(2 << 30).unwrap();
+    assert_eq!(ask(&mut instance, "look"), new);
 }
 
 #[test]

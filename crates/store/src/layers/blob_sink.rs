@@ -21,10 +21,10 @@ pub(crate) trait BlobSink {
     /// Ends a blob, and returns its digest and length.
     fn end(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError>;
 
-    /// Sees to it that a layer of another snapshot is there too.
+    /// Adds a layer of another snapshot where it is missing.
     fn keep(&mut self, layer: &Layer) -> Result<(), SaveError>;
 
-    /// Sees to it that these layers of another snapshot are there too.
+    /// Adds the layers of another snapshot that are missing.
     fn keep_all(&mut self, layers: &[Layer]) -> Result<(), SaveError> {
         layers.iter().try_for_each(|layer| self.keep(layer))
     }

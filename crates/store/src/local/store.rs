@@ -216,15 +216,12 @@ impl BlobLocks {
     /// blobs for longer. Waits for a `gc` that waits itself, so that a stream of writers cannot
     /// keep it waiting.
     pub(crate) fn lock(&self) -> Result<BlobGate<'_>, SaveError> {
+        let failed = |name| move |error| SaveError::io(&self.root.join(name), error);
         point();
-        self.collection
-            .lock_shared()
-            .and_then(|()| self.collection.unlock())
-            .and_then(|()| {
-                point();
-                self.blobs.lock_shared()
-            })
-            .map_err(|e| SaveError::io(&self.root, e))?;
+        let passed = self.collection.lock_shared().and_then(|()| self.collection.unlock());
+        passed.map_err(failed(GC_LOCK))?;
+        point();
+        self.blobs.lock_shared().map_err(failed(BLOB_LOCK))?;
         Ok(BlobGate(&self.blobs))
     }
 }
