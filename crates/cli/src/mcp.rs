@@ -144,10 +144,7 @@ async fn serve(
         }
     };
     let Some(addr) = arguments.http else {
-        return tokio::select! {
-            served = server.serve_stdio() => served.map_err(anyhow::Error::from_boxed),
-            () = end => Ok(()),
-        };
+        return server.serve_stdio(end).await.map_err(anyhow::Error::from_boxed);
     };
     let listener = TcpListener::bind(addr).await;
     let listener = listener.with_context(|| format!("cannot listen on {addr}"))?;

@@ -290,6 +290,38 @@ fn bad_messages_are_refused_beside_a_call_that_runs() {
     assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["text"], "1");
 }
 
+/// The output of a server without `initialize` for a whole input.
+fn answers_to(guest: &str, input: &[u8]) -> Vec<Value> {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["mcp", guest, "--language", "javascript"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_client_that_never_begins_the_protocol_is_answered() {
+    let Some(guest) = quickjs() else { return };
+    // The end of the server races the writer of its answers.
+    for _ in 0..5 {
+        let refusals = answers_to(&guest, b"42\n");
+        assert_eq!(refusals.len(), 1, "{refusals:?}");
+        assert_eq!((&refusals[0]["error"]["code"], &refusals[0]["id"]), (&json!(-32600), &json!(null)));
+    }
+    let ping = json!({"jsonrpc": "2.0", "id": 7, "method": "ping"});
+    // Before the protocol begins, a notification ends the server.
+    let note = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    for input in [format!("{ping}\n"), format!("{ping}\n{note}\n")] {
+        let answers = answers_to(&guest, input.as_bytes());
+        assert_eq!(answers, [json!({"jsonrpc": "2.0", "id": 7, "result": {}})], "{input}");
+    }
+}
+
 /// Waits until a server has ended.
 #[cfg(feature = "linux")]
 fn wait(client: &mut Client) -> std::process::ExitStatus {

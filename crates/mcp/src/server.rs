@@ -91,14 +91,26 @@ impl Server {
         Ok(Self { registry: Arc::new(Registry::new(config)?), tools })
     }
 
-    /// Answers the client on standard input and output until its input ends.
+    /// Answers the client on standard input and output until its input ends, or until `end`.
+    /// Returns once the answers are written, if the client reads them.
     ///
     /// # Errors
     /// The client does not follow the protocol, or a thread cannot be started.
-    pub async fn serve_stdio(self) -> Result<(), afresh::Cause> {
-        let running = self.serve(StdioTransport::new()?).await?;
-        running.waiting().await?;
-        Ok(())
+    pub async fn serve_stdio(
+        self,
+        end: impl Future<Output = ()> + Send,
+    ) -> Result<(), afresh::Cause> {
+        let (transport, writer) = StdioTransport::new()?;
+        let serving = async {
+            self.serve(transport).await?.waiting().await?;
+            Ok(())
+        };
+        let served = tokio::select! {
+            served = serving => served,
+            () = end => Ok(()),
+        };
+        writer.finish().await;
+        served
     }
 
     /// Runs a call, and cancels it when its client does.

@@ -5,13 +5,17 @@
 //! of JSON-RPC, where `rmcp` would leave its sender without an answer.
 //!
 //! Promises: no line ends the server. At the end of the input, calls run on until they are
-//! answered, while the output has a reader. Full buffers of a client that does not read delay only
-//! its own messages.
+//! answered, while the output has a reader. The server ends after its last answer is written, also
+//! where the client never began the protocol. Full buffers of a client that does not read delay
+//! only its own messages. May break it: a client that reads nothing for [`WRITE_TIMEOUT`] at the
+//! end of the server loses the rest.
 
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -21,7 +25,7 @@ use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::lines::{ClientMessage, Lines};
 
@@ -31,44 +35,50 @@ const MAX_UNREAD: usize = 1;
 const MAX_UNWRITTEN: usize = 16;
 /// Time between two looks for a reader of the output, after the end of the input.
 const READER_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes of the buffer of each stream.
+/// Time in which a client must read a part of the output once the server ends.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of the buffer of each stream, and maximum bytes of a write.
 const BUFFER: usize = 64 << 10;
 
 /// A message of the server.
 type ServerMessage = TxJsonRpcMessage<RoleServer>;
 
+/// Work of the writer.
+enum WriterTask {
+    Write(Box<ServerMessage>),
+    /// Dropped when all earlier messages are written.
+    Flush(oneshot::Sender<()>),
+}
+
 /// Messages of the client, and answers to it.
 pub(crate) struct StdioTransport {
     messages: mpsc::Receiver<ClientMessage>,
     /// `None` once the transport is closed.
-    answers: Option<mpsc::Sender<ServerMessage>>,
-    /// Closed when the writer has ended.
-    written: oneshot::Receiver<()>,
-    output: OwnedFd,
+    answers: Option<mpsc::Sender<WriterTask>>,
+    output: Arc<Output>,
     /// Requests without an answer.
     pending: HashSet<RequestId>,
 }
 
 impl StdioTransport {
-    /// The transport on the streams of this process. Must be called in a runtime.
+    /// The transport on the streams of this process, and its writer.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<(Self, Writer)> {
         let input = io::stdin().as_fd().try_clone_to_owned()?;
         let output = io::stdout().as_fd().try_clone_to_owned()?;
         Self::on(input, output)
     }
 
-    fn on(input: OwnedFd, output: OwnedFd) -> io::Result<Self> {
+    fn on(input: OwnedFd, output: OwnedFd) -> io::Result<(Self, Writer)> {
         let (passed, messages) = mpsc::channel(MAX_UNREAD);
         let (answers, unwritten) = mpsc::channel(MAX_UNWRITTEN);
-        let (writing, written) = oneshot::channel();
-        let writer = File::from(output.try_clone()?);
+        let output = Arc::new(Output { stream: File::from(output), writes: AtomicU64::new(0) });
+        let written = Arc::clone(&output);
         thread::Builder::new().name("mcp-writer".to_owned()).spawn(move || {
             // An output that cannot be written has no reader. Senders notice that it is closed.
-            let _ = write_messages(writer, unwritten);
-            drop(writing);
+            let _ = write_messages(&written, unwritten);
         })?;
         // The reader may wait for input for ever, and must not keep the writer from its end.
         let refused = answers.downgrade();
@@ -76,13 +86,22 @@ impl StdioTransport {
         thread::Builder::new().name("mcp-reader".to_owned()).spawn(move || {
             read_messages(lines, &passed, &refused);
         })?;
-        let pending = HashSet::new();
-        Ok(Self { messages, answers: Some(answers), written, output, pending })
+        let writer = Writer { tasks: answers.clone(), output: Arc::clone(&output) };
+        Ok((Self { messages, answers: Some(answers), output, pending: HashSet::new() }, writer))
     }
+}
 
+/// The stream of answers.
+struct Output {
+    stream: File,
+    /// Writes that have ended.
+    writes: AtomicU64,
+}
+
+impl Output {
     /// Whether no process can read the output any more. A file always has a reader.
     fn has_lost_reader(&self) -> bool {
-        let mut output = [PollFd::new(&self.output, PollFlags::empty())];
+        let mut output = [PollFd::new(&self.stream, PollFlags::empty())];
         let polled = poll(&mut output, Some(&Timespec::default()));
         polled.is_ok() && output[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
     }
@@ -91,6 +110,56 @@ impl StdioTransport {
     async fn closed_by_reader(&self) {
         while !self.has_lost_reader() {
             sleep(READER_INTERVAL).await;
+        }
+    }
+
+    /// Waits until no write ends for [`WRITE_TIMEOUT`].
+    async fn stalled(&self) {
+        let (mut writes, mut since) = (self.writes.load(Ordering::Relaxed), Instant::now());
+        while since.elapsed() < WRITE_TIMEOUT {
+            sleep(READER_INTERVAL).await;
+            let now = self.writes.load(Ordering::Relaxed);
+            if now != writes {
+                (writes, since) = (now, Instant::now());
+            }
+        }
+    }
+}
+
+/// Counts writes. Each is small, so that a reader that is slow still ends some.
+impl Write for &Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = (&self.stream).write(&bytes[..bytes.len().min(BUFFER)])?;
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The thread that writes answers.
+pub(crate) struct Writer {
+    tasks: mpsc::Sender<WriterTask>,
+    output: Arc<Output>,
+}
+
+impl Writer {
+    /// Waits until the answers so far are written, or their reader has left or reads nothing for
+    /// [`WRITE_TIMEOUT`].
+    pub(crate) async fn finish(self) {
+        let (flush, flushed) = oneshot::channel();
+        let finished = async {
+            if self.tasks.send(WriterTask::Flush(flush)).await.is_ok() {
+                // An error, since the writer drops its end.
+                let _ = flushed.await;
+            }
+        };
+        tokio::select! {
+            () = finished => {}
+            () = self.output.closed_by_reader() => {}
+            () = self.output.stalled() => {}
         }
     }
 }
@@ -113,7 +182,8 @@ impl Transport<RoleServer> for StdioTransport {
         let answers = self.answers.clone();
         async move {
             let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
-            answers.ok_or_else(closed)?.send(item).await.map_err(|_| closed())
+            let task = WriterTask::Write(Box::new(item));
+            answers.ok_or_else(closed)?.send(task).await.map_err(|_| closed())
         }
     }
 
@@ -139,7 +209,7 @@ impl Transport<RoleServer> for StdioTransport {
             None if !self.pending.is_empty() => {
                 tokio::select! {
                     () = answers.closed() => {}
-                    () = self.closed_by_reader() => {}
+                    () = self.output.closed_by_reader() => {}
                 }
             }
             _ => {}
@@ -147,9 +217,9 @@ impl Transport<RoleServer> for StdioTransport {
         message
     }
 
+    /// Takes no more answers. [`Writer::finish`] waits for those before.
     async fn close(&mut self) -> io::Result<()> {
         self.answers = None;
-        let _ = (&mut self.written).await;
         Ok(())
     }
 }
@@ -158,14 +228,15 @@ impl Transport<RoleServer> for StdioTransport {
 fn read_messages(
     mut lines: Lines<BufReader<File>>,
     passed: &mpsc::Sender<ClientMessage>,
-    refused: &mpsc::WeakSender<ServerMessage>,
+    refused: &mpsc::WeakSender<WriterTask>,
 ) {
     // An input that cannot be read has ended.
     while let Ok(Some(line)) = lines.next_message() {
         let went = match line {
             Ok(message) => passed.blocking_send(message).is_ok(),
             Err(line) => refused.upgrade().is_some_and(|answers| {
-                answers.blocking_send(ServerMessage::error(line.error, line.id)).is_ok()
+                let message = Box::new(ServerMessage::error(line.error, line.id));
+                answers.blocking_send(WriterTask::Write(message)).is_ok()
             }),
         };
         if !went {
@@ -176,19 +247,28 @@ fn read_messages(
 }
 
 /// Writes messages until the transport is closed. Messages that wait are written together.
-fn write_messages(output: File, mut messages: mpsc::Receiver<ServerMessage>) -> io::Result<()> {
+fn write_messages(output: &Output, mut tasks: mpsc::Receiver<WriterTask>) -> io::Result<()> {
     let mut output = BufWriter::with_capacity(BUFFER, output);
-    while let Some(message) = messages.blocking_recv() {
-        write_message(&mut output, &message)?;
-        while let Ok(message) = messages.try_recv() {
-            write_message(&mut output, &message)?;
+    while let Some(task) = tasks.blocking_recv() {
+        carry_out(&mut output, task)?;
+        while let Ok(task) = tasks.try_recv() {
+            carry_out(&mut output, task)?;
         }
         output.flush()?;
     }
     Ok(())
 }
 
-fn write_message(output: &mut impl Write, message: &ServerMessage) -> io::Result<()> {
-    serde_json::to_writer(&mut *output, message)?;
-    output.write_all(b"\n")
+fn carry_out(output: &mut impl Write, task: WriterTask) -> io::Result<()> {
+    match task {
+        WriterTask::Write(message) => {
+            serde_json::to_writer(&mut *output, &message)?;
+            output.write_all(b"\n")
+        }
+        WriterTask::Flush(flushed) => {
+            output.flush()?;
+            drop(flushed);
+            Ok(())
+        }
+    }
 }
