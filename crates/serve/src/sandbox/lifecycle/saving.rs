@@ -165,8 +165,7 @@ impl Sandboxes {
             sandbox.charge.forget_measured();
             sandbox.end_programs("the sandbox is paused without its memory");
         }
-        self.note_saved(&sandbox, life, how, release);
-        Ok(())
+        self.note_saved(&sandbox, life, how, release).await
     }
 
     /// Saves a live sandbox with its memory. Outside a fleet the state gets the other one of two
@@ -263,8 +262,7 @@ impl Sandboxes {
             })
             .await?;
         }
-        self.note_saved(&sandbox, life, how, release);
-        Ok(())
+        self.note_saved(&sandbox, life, how, release).await
     }
 
     /// Pauses a live sandbox without its memory: a guest of `base` with its files takes the place
@@ -332,8 +330,7 @@ impl Sandboxes {
         })
         .await?;
         sandbox.saved.store(true, Ordering::Relaxed);
-        self.note_saved(&sandbox, life, how, release);
-        Ok(())
+        self.note_saved(&sandbox, life, how, release).await
     }
 
     /// Undoes a change of a record that failed: whether the record is as before.
@@ -351,23 +348,30 @@ impl Sandboxes {
     }
 
     /// Shows a sandbox as saved, and leaves it to other hosts if it is released.
-    fn note_saved(
+    async fn note_saved(
         &self,
         sandbox: &Arc<Sandbox>,
         mut life: OwnedMutexGuard<Residency>,
         SaveMode { pause, ending, .. }: SaveMode,
         release: bool,
-    ) {
+    ) -> Result<(), ErrorResponse> {
         // Only now: a client that sees a paused sandbox relies on its save.
         sandbox.lifetime().paused = pause;
         if release {
-            // Calls that wait for it are made again, elsewhere.
-            *life = Residency::Moved;
+            // Calls that wait for it are made again, elsewhere. A branched one is still live here,
+            // and the end of its session blocks.
+            life = blocking(move || {
+                *life = Residency::Moved;
+                Ok(life)
+            })
+            .await?;
             if !ending {
                 sandbox.charge.downloads.end();
             }
             lock(&self.all).remove(&sandbox.id);
             self.remote_usage.add(&sandbox.tenant, sandbox.charge.stored());
         }
+        drop(life);
+        Ok(())
     }
 }

@@ -71,6 +71,19 @@ impl Drop for KillGuard {
     }
 }
 
+/// Drops the session of a sandbox once its calls have ended, on a thread for blocking work: the
+/// process of the session is reset for a later one.
+pub(crate) async fn end_session(sandbox: &Arc<Sandbox>, left: Residency) {
+    let (mut life, own) = (sandbox.life.clone().lock_owned().await, sandbox.clone());
+    let ended = blocking(move || {
+        *life = left;
+        *lock(&own.mark) = UndoPoint::default();
+        Ok(())
+    });
+    // The life is replaced even if the reset panics, which the log has.
+    let _ = ended.await;
+}
+
 /// Whether a sandbox is idle. A running slice of background work is waited for.
 async fn is_free(sandbox: &Sandbox) -> bool {
     match sandbox.commands.is_slicing() {
@@ -173,8 +186,7 @@ impl Sandboxes {
         killed: KillGuard,
         why: ConnectError,
     ) {
-        *sandbox.life.clone().lock_owned().await = Residency::Gone;
-        *lock(&sandbox.mark) = UndoPoint::default();
+        end_session(&sandbox, Residency::Gone).await;
         // Also those that began after the first end.
         sandbox.charge.downloads.end();
         sandbox.commands.end(&why);

@@ -14,6 +14,7 @@ use crate::sandbox::http::keys::same;
 use crate::sandbox::http::signature::is_signed_by;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
+use crate::sandbox::lifecycle::termination::end_session;
 use crate::sandbox::records::store::{
     OwnedEntry, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
 };
@@ -115,7 +116,7 @@ impl SandboxHost for Sandboxes {
         let Some(sandbox) = lock(&self.all).remove(id) else { return };
         tokio::spawn(async move {
             // A call that is under way ends first; its answer is refused.
-            *sandbox.life.lock().await = Residency::Moved;
+            end_session(&sandbox, Residency::Moved).await;
             sandbox.charge.downloads.end();
             let why = "another host has the sandbox now";
             sandbox.commands.end(&ConnectError::new("unavailable", why));
