@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::StatusCode;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use crate::body_shares::BodyShares;
 use crate::budget::{Budget, Share};
@@ -244,9 +244,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for LimitedBody<B> {
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(BodyError::Broken(error)))),
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
-                let until = Instant::now() + this.time;
-                let sleep =
-                    this.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+                let time = this.time;
+                let sleep = this.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(time)));
                 match sleep.as_mut().poll(context) {
                     Poll::Ready(()) => Poll::Ready(Some(Err(BodyError::TooSlow))),
                     Poll::Pending => Poll::Pending,

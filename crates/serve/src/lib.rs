@@ -36,6 +36,7 @@ mod concurrency;
 mod config;
 mod connection_permit;
 mod cpu_time;
+mod deadline;
 mod disk_full;
 mod error;
 mod error_response;

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::response::IntoResponse;
 use hyper::header::{CONNECTION, HeaderValue};
@@ -27,6 +27,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::config::Config;
 use crate::connection_permit::ConnectionPermit;
+use crate::deadline::deadline_after;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
@@ -306,7 +307,7 @@ async fn accept_all(
             _ = phase.wait_for(|phase| *phase != Phase::Running) => break,
         }
     }
-    let drained = tokio::time::Instant::now() + drain;
+    let drained = deadline_after(Instant::now(), drain).into();
     while tokio::time::timeout_at(drained, accepting.accept_one(&listener)).await.is_ok() {}
     // Clients in the kernel's queue believe that they are connected.
     while tokio::time::timeout(Duration::ZERO, accepting.accept_one(&listener)).await.is_ok() {}

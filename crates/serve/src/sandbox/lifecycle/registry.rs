@@ -16,6 +16,7 @@ use tokio::sync::OwnedMutexGuard;
 use crate::audit::AuditLog;
 use crate::concurrency::Permit;
 use crate::cpu_time::{CpuTimer, memory_peak, take_outbound_bytes};
+use crate::deadline::deadline_after;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
@@ -347,8 +348,9 @@ impl Sandboxes {
 
     /// A life that begins now.
     pub(crate) fn lifetime(&self, time: Duration, pause_at_end: bool) -> Lifetime {
-        let ends = Instant::now() + time.min(self.config.timeout);
-        Lifetime { ends, used: Instant::now(), paused: false, pause_at_end }
+        let now = Instant::now();
+        let ends = deadline_after(now, time.min(self.config.timeout));
+        Lifetime { ends, used: now, paused: false, pause_at_end }
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.
@@ -375,7 +377,7 @@ impl Sandboxes {
             _ => self.config.call_timeout,
         };
         // The deadline of all waits: for a place, for a processor, and again after a restore.
-        let deadline = Instant::now() + patience;
+        let deadline = deadline_after(Instant::now(), patience);
         self.accounts.check_call(&sandbox.tenant)?;
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
@@ -512,7 +514,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         time: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
-        let ends = time.map(|time| Instant::now() + time.min(self.config.timeout));
+        let ends = time.map(|time| deadline_after(Instant::now(), time.min(self.config.timeout)));
         if sandbox.is_overdue() && sandbox.settings.files_only {
             // The sweep has not recorded its pause yet.
             sandbox.set_restarts(true);

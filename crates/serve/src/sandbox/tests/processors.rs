@@ -63,3 +63,19 @@ async fn a_restore_that_waits_for_its_state_takes_no_processor() {
     assert_eq!(log(&all, &sandbox, "00000002").await.unwrap(), "0000000100000002");
     assert!(fetched.load(Ordering::Relaxed));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_timeout_beyond_the_clock_limits_no_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = SandboxConfig {
+        call_timeout: Duration::MAX,
+        timeout: Duration::MAX,
+        ..config(&dir)
+    };
+    let all = open_narrow(&config, FaultyStore::open(&config.dir)).await;
+    let sandbox = make(&all, options(Duration::MAX)).await;
+    all.with(&sandbox, |_| Ok(())).await.unwrap();
+    all.pause(&sandbox, true).await.unwrap();
+    all.resume(&sandbox, Some(Duration::MAX)).await.unwrap();
+    all.with(&sandbox, |_| Ok(())).await.unwrap();
+}
