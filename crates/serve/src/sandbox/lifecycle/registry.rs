@@ -470,7 +470,7 @@ impl Sandboxes {
     }
 
     /// Opens a saved sandbox; with `base` its memory is dropped. It waits for a processor until
-    /// `deadline`.
+    /// `deadline`, which the time of a fetch moves.
     fn restore(
         &self,
         sandbox: &Sandbox,
@@ -499,7 +499,10 @@ impl Sandboxes {
         let warm = self.template(&sandbox.template);
         // The state may come from the store of a fleet: a wait for the network.
         sandbox.commands.with_turn(CpuTurn::rest);
+        let began = Instant::now();
         let name = self.ledger.source(&self.config.dir, sandbox)?;
+        // The fetch is no wait for a processor.
+        let deadline = deadline_after(deadline, began.elapsed());
         let waits = || sandbox.waits_until(deadline);
         if sandbox.commands.with_turn(|turn| turn.resume(waits)) == Some(false) {
             return Err(self.no_processor(sandbox));

@@ -79,3 +79,36 @@ async fn a_call_timeout_beyond_the_clock_limits_no_call() {
     all.resume(&sandbox, Some(Duration::MAX)).await.unwrap();
     all.with(&sandbox, |_| Ok(())).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_of_a_fetch_is_no_wait_for_a_processor() {
+    const LIMIT: Duration = Duration::from_secs(3);
+    let dir = tempfile::tempdir().unwrap();
+    let config = SandboxConfig { call_timeout: LIMIT, ..config(&dir) };
+    let store = FaultyStore::open(&config.dir);
+    let all = open_narrow(&config, store.clone()).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    all.with(&sandbox, |_| Ok(())).await.unwrap();
+    all.pause(&sandbox, true).await.unwrap();
+    all.resume(&sandbox, Some(HOUR)).await.unwrap();
+    let (processors, fetched) = (all.processors.clone(), Arc::new(AtomicBool::new(false)));
+    let seen = fetched.clone();
+    *lock(&store.on_fetch) = Some(Box::new(move || {
+        let (processors, (taken, taking)) = (processors.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            let turn = processors.enter(&TENANT.into(), 1, || true).unwrap();
+            taken.send(()).unwrap();
+            while processors.count() != (1, 1) {
+                std::thread::yield_now();
+            }
+            // Longer than the interval in which the call checks its deadline.
+            std::thread::sleep(Duration::from_millis(200));
+            drop(turn);
+        });
+        taking.recv().unwrap();
+        std::thread::sleep(LIMIT);
+        seen.store(true, Ordering::Relaxed);
+    }));
+    all.with(&sandbox, |_| Ok(())).await.unwrap();
+    assert!(fetched.load(Ordering::Relaxed));
+}
