@@ -3,7 +3,8 @@
 //! that of the processes that run these programs.
 //!
 //! Promises: a call that waits costs nothing. May break it: work that a guest leaves to other
-//! threads, such as compilation, is not counted.
+//! threads, such as compilation, is not counted. Mapped memory is known from its first change in
+//! the call.
 
 use std::time::Duration;
 
@@ -62,7 +63,8 @@ fn begin_memory_peak() {
 #[cfg(not(feature = "linux"))]
 fn begin_memory_peak() {}
 
-/// The peak of the memory that programs have mapped on this thread since the last timer started.
+/// The peak of the memory that programs have mapped on this thread since the last timer started; 0
+/// if they have changed no mapping since then.
 #[cfg(feature = "linux")]
 pub(crate) fn memory_peak() -> u64 {
     afresh::linux::MemoryPeak::until_now()
