@@ -10,6 +10,7 @@
 //! killed, and its effects stay until a rollback. Results have bounded sizes. May break it: one
 //! server is one trust domain, so every client with its token reaches every sandbox.
 
+mod answering_service;
 mod arguments;
 mod body_limit;
 mod collector;

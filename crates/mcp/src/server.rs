@@ -13,13 +13,13 @@ use rmcp::model::{
     ResourceTemplate, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::{Peer, RequestContext};
-use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
+use rmcp::{ErrorData, RoleServer, ServerHandler};
 use tokio::sync::mpsc;
 
 use crate::body_limit::MessagePermits;
 use crate::registry::Registry;
 use crate::sandbox::Sandbox;
-use crate::stdio::StdioTransport;
+use crate::stdio::{StdioTransport, serve_client};
 use crate::tools::{self, ToolCall};
 
 /// The scheme of the files of sandboxes as resources: `afresh://SANDBOX/PATH`.
@@ -100,17 +100,7 @@ impl Server {
         self,
         end: impl Future<Output = ()> + Send,
     ) -> Result<(), afresh::Cause> {
-        let (transport, writer) = StdioTransport::new()?;
-        let serving = async {
-            self.serve(transport).await?.waiting().await?;
-            Ok(())
-        };
-        let served = tokio::select! {
-            served = serving => served,
-            () = end => Ok(()),
-        };
-        writer.finish().await;
-        served
+        serve_client(self, StdioTransport::new()?, end).await
     }
 
     /// Runs a call, and cancels it when its client does.

@@ -7,41 +7,44 @@
 //! Promises: no line ends the server. At the end of the input, calls run on until they are
 //! answered, while the output has a reader. The server ends after its last answer is written, also
 //! where the client never began the protocol. Full buffers of a client that does not read delay
-//! only its own messages. May break it: a client that reads nothing for [`WRITE_TIMEOUT`] at the
-//! end of the server loses the rest.
+//! only its own messages. May break it: a client that has closed the input and reads nothing for
+//! [`WRITE_TIMEOUT`], while answers wait, loses the rest.
 
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rmcp::RoleServer;
 use rmcp::model::{ClientNotification, JsonRpcMessage, RequestId};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
+use rmcp::{RoleServer, Service, ServiceExt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use crate::lines::{ClientMessage, Lines};
+use crate::answering_service::AnsweringService;
+use crate::lines::{ClientMessage, Lines, RefusedLine};
 
 /// Parsed messages that wait for the server. Each may have the size of the longest line.
 const MAX_UNREAD: usize = 1;
 /// Answers that wait for the writer.
 const MAX_UNWRITTEN: usize = 16;
-/// Time between two looks for a reader of the output, after the end of the input.
+/// Time between two looks for a reader of the output that is to end the server.
 const READER_INTERVAL: Duration = Duration::from_millis(100);
-/// Time in which a client must read a part of the output once the server ends.
+/// Time in which a client that has closed the input must read a part of the output.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the buffer of each stream, and maximum bytes of a write.
 const BUFFER: usize = 64 << 10;
 
 /// A message of the server.
 type ServerMessage = TxJsonRpcMessage<RoleServer>;
+
+/// A message of the client, or the error of another line.
+type Line = Result<ClientMessage, Box<RefusedLine>>;
 
 /// Work of the writer.
 enum WriterTask {
@@ -50,12 +53,36 @@ enum WriterTask {
     Flush(oneshot::Sender<()>),
 }
 
+/// Answers the client of a transport until its input ends, or until `end`, and waits for the
+/// writer.
+///
+/// # Errors
+/// The client does not follow the protocol.
+pub(crate) async fn serve_client(
+    service: impl Service<RoleServer>,
+    (transport, writer): (StdioTransport, Writer),
+    end: impl Future<Output = ()> + Send,
+) -> Result<(), afresh::Cause> {
+    let serving = async {
+        AnsweringService(service).serve(transport).await?.waiting().await?;
+        Ok(())
+    };
+    let served = tokio::select! {
+        served = serving => served,
+        () = end => Ok(()),
+    };
+    writer.finish().await;
+    served
+}
+
 /// Messages of the client, and answers to it.
 pub(crate) struct StdioTransport {
-    messages: mpsc::Receiver<ClientMessage>,
+    lines: mpsc::Receiver<Line>,
+    /// An error that waits for room. `rmcp` may drop the future that waits.
+    refused: Option<Box<RefusedLine>>,
     /// `None` once the transport is closed.
     answers: Option<mpsc::Sender<WriterTask>>,
-    output: Arc<Output>,
+    client: Arc<Client>,
     /// Requests without an answer.
     pending: HashSet<RequestId>,
 }
@@ -72,66 +99,109 @@ impl StdioTransport {
     }
 
     fn on(input: OwnedFd, output: OwnedFd) -> io::Result<(Self, Writer)> {
-        let (passed, messages) = mpsc::channel(MAX_UNREAD);
+        let (passed, lines) = mpsc::channel(MAX_UNREAD);
         let (answers, unwritten) = mpsc::channel(MAX_UNWRITTEN);
-        let output = Arc::new(Output { stream: File::from(output), writes: AtomicU64::new(0) });
-        let written = Arc::clone(&output);
+        let client = Client {
+            input: input.try_clone()?,
+            output: File::from(output),
+            write_began: Mutex::default(),
+        };
+        let client = Arc::new(client);
+        let written = Arc::clone(&client);
         thread::Builder::new().name("mcp-writer".to_owned()).spawn(move || {
             // An output that cannot be written has no reader. Senders notice that it is closed.
             let _ = write_messages(&written, unwritten);
         })?;
-        // The reader may wait for input for ever, and must not keep the writer from its end.
-        let refused = answers.downgrade();
-        let lines = Lines::new(BufReader::with_capacity(BUFFER, File::from(input)));
+        let input = Lines::new(BufReader::with_capacity(BUFFER, File::from(input)));
         thread::Builder::new().name("mcp-reader".to_owned()).spawn(move || {
-            read_messages(lines, &passed, &refused);
+            read_lines(input, &passed);
         })?;
-        let writer = Writer { tasks: answers.clone(), output: Arc::clone(&output) };
-        Ok((Self { messages, answers: Some(answers), output, pending: HashSet::new() }, writer))
+        let writer = Writer { tasks: answers.clone(), client: Arc::clone(&client) };
+        let (answers, refused, pending) = (Some(answers), None, HashSet::new());
+        Ok((Self { lines, refused, answers, client, pending }, writer))
     }
 }
 
-/// The stream of answers.
-struct Output {
-    stream: File,
-    /// Writes that have ended.
-    writes: AtomicU64,
+/// The streams of a client.
+struct Client {
+    input: OwnedFd,
+    output: File,
+    /// When the present write began.
+    write_began: Mutex<Option<Instant>>,
 }
 
-impl Output {
+impl Client {
     /// Whether no process can read the output any more. A file always has a reader.
     fn has_lost_reader(&self) -> bool {
-        let mut output = [PollFd::new(&self.stream, PollFlags::empty())];
-        let polled = poll(&mut output, Some(&Timespec::default()));
-        polled.is_ok() && output[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+        has_event(&self.output, PollFlags::ERR | PollFlags::HUP)
+    }
+
+    /// Whether the client has closed its end of the input. The input may have unread bytes.
+    fn has_closed_input(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        let closed = PollFlags::HUP | PollFlags::RDHUP;
+        #[cfg(not(target_os = "linux"))]
+        let closed = PollFlags::HUP;
+        has_event(&self.input, closed)
+    }
+
+    /// Whether a write lasts longer than [`WRITE_TIMEOUT`].
+    fn is_stalled(&self) -> bool {
+        let began = *self.write_began.lock().unwrap_or_else(PoisonError::into_inner);
+        began.is_some_and(|began| began.elapsed() >= WRITE_TIMEOUT)
     }
 
     /// Waits until no process can read the output.
-    async fn closed_by_reader(&self) {
+    async fn closed_output(&self) {
         while !self.has_lost_reader() {
             sleep(READER_INTERVAL).await;
         }
     }
 
-    /// Waits until no write ends for [`WRITE_TIMEOUT`].
-    async fn stalled(&self) {
-        let (mut writes, mut since) = (self.writes.load(Ordering::Relaxed), Instant::now());
-        while since.elapsed() < WRITE_TIMEOUT {
+    /// Waits until the client has closed its end of the input and reads nothing.
+    async fn abandoned(&self) {
+        while !(self.is_stalled() && self.has_closed_input()) {
             sleep(READER_INTERVAL).await;
-            let now = self.writes.load(Ordering::Relaxed);
-            if now != writes {
-                (writes, since) = (now, Instant::now());
-            }
+        }
+    }
+
+    /// Waits until the client reads nothing.
+    async fn stalled(&self) {
+        while !self.is_stalled() {
+            sleep(READER_INTERVAL).await;
+        }
+    }
+
+    /// Room for a task of the writer. An error once no process reads the output any more.
+    async fn room<'a>(
+        &self,
+        answers: &'a mpsc::Sender<WriterTask>,
+    ) -> io::Result<mpsc::Permit<'a, WriterTask>> {
+        let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
+        tokio::select! {
+            biased;
+            room = answers.reserve() => room.map_err(|_| closed()),
+            () = self.abandoned() => Err(closed()),
         }
     }
 }
 
-/// Counts writes. Each is small, so that a reader that is slow still ends some.
-impl Write for &Output {
+/// Whether a stream has one of these events now.
+fn has_event(stream: &impl AsFd, events: PollFlags) -> bool {
+    let mut polled = [PollFd::new(stream, events)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().intersects(events)
+}
+
+/// Notes the beginning of writes. Each is small, so that a reader that is slow still ends some.
+impl Write for &Client {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = (&self.stream).write(&bytes[..bytes.len().min(BUFFER)])?;
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        Ok(count)
+        let note = |began| {
+            *self.write_began.lock().unwrap_or_else(PoisonError::into_inner) = began;
+        };
+        note(Some(Instant::now()));
+        let written = (&self.output).write(&bytes[..bytes.len().min(BUFFER)]);
+        note(None);
+        written
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -142,7 +212,7 @@ impl Write for &Output {
 /// The thread that writes answers.
 pub(crate) struct Writer {
     tasks: mpsc::Sender<WriterTask>,
-    output: Arc<Output>,
+    client: Arc<Client>,
 }
 
 impl Writer {
@@ -158,8 +228,8 @@ impl Writer {
         };
         tokio::select! {
             () = finished => {}
-            () = self.output.closed_by_reader() => {}
-            () = self.output.stalled() => {}
+            () = self.client.closed_output() => {}
+            () = self.client.stalled() => {}
         }
     }
 }
@@ -179,19 +249,33 @@ impl Transport<RoleServer> for StdioTransport {
         {
             self.pending.remove(id);
         }
-        let answers = self.answers.clone();
+        let (answers, client) = (self.answers.clone(), Arc::clone(&self.client));
         async move {
-            let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
-            let task = WriterTask::Write(Box::new(item));
-            answers.ok_or_else(closed)?.send(task).await.map_err(|_| closed())
+            let answers = answers.ok_or(io::ErrorKind::BrokenPipe)?;
+            client.room(&answers).await?.send(WriterTask::Write(Box::new(item)));
+            Ok(())
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let answers = self.answers.as_ref()?;
-        let message = tokio::select! {
-            message = self.messages.recv() => message,
-            () = answers.closed() => return None,
+        let message = loop {
+            if self.refused.is_some() {
+                let room = self.client.room(answers).await.ok()?;
+                if let Some(line) = self.refused.take() {
+                    let message = ServerMessage::error(line.error, line.id);
+                    room.send(WriterTask::Write(Box::new(message)));
+                }
+            }
+            let line = tokio::select! {
+                line = self.lines.recv() => line,
+                () = answers.closed() => return None,
+            };
+            match line {
+                Some(Ok(message)) => break Some(message),
+                Some(Err(refused)) => self.refused = Some(refused),
+                None => break None,
+            }
         };
         match &message {
             Some(JsonRpcMessage::Request(request)) => {
@@ -209,7 +293,7 @@ impl Transport<RoleServer> for StdioTransport {
             None if !self.pending.is_empty() => {
                 tokio::select! {
                     () = answers.closed() => {}
-                    () = self.output.closed_by_reader() => {}
+                    () = self.client.closed_output() => {}
                 }
             }
             _ => {}
@@ -224,31 +308,19 @@ impl Transport<RoleServer> for StdioTransport {
     }
 }
 
-/// Passes messages on to the server, and errors of other lines to the writer.
-fn read_messages(
-    mut lines: Lines<BufReader<File>>,
-    passed: &mpsc::Sender<ClientMessage>,
-    refused: &mpsc::WeakSender<WriterTask>,
-) {
+/// Passes lines on to the server until it ends.
+fn read_lines(mut input: Lines<BufReader<File>>, passed: &mpsc::Sender<Line>) {
     // An input that cannot be read has ended.
-    while let Ok(Some(line)) = lines.next_message() {
-        let went = match line {
-            Ok(message) => passed.blocking_send(message).is_ok(),
-            Err(line) => refused.upgrade().is_some_and(|answers| {
-                let message = Box::new(ServerMessage::error(line.error, line.id));
-                answers.blocking_send(WriterTask::Write(message)).is_ok()
-            }),
-        };
-        if !went {
-            // The server has ended.
+    while let Ok(Some(line)) = input.next_message() {
+        if passed.blocking_send(line).is_err() {
             return;
         }
     }
 }
 
 /// Writes messages until the transport is closed. Messages that wait are written together.
-fn write_messages(output: &Output, mut tasks: mpsc::Receiver<WriterTask>) -> io::Result<()> {
-    let mut output = BufWriter::with_capacity(BUFFER, output);
+fn write_messages(client: &Client, mut tasks: mpsc::Receiver<WriterTask>) -> io::Result<()> {
+    let mut output = BufWriter::with_capacity(BUFFER, client);
     while let Some(task) = tasks.blocking_recv() {
         carry_out(&mut output, task)?;
         while let Ok(task) = tasks.try_recv() {
@@ -270,5 +342,84 @@ fn carry_out(output: &mut impl Write, task: WriterTask) -> io::Result<()> {
             drop(flushed);
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use rmcp::model::{ListToolsResult, PaginatedRequestParams};
+    use rmcp::service::RequestContext;
+    use rmcp::{ErrorData, ServerHandler};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A server with a defect.
+    struct PanickingServer;
+
+    impl ServerHandler for PanickingServer {
+        async fn list_tools(
+            &self,
+            _: Option<PaginatedRequestParams>,
+            _: RequestContext<RoleServer>,
+        ) -> Result<ListToolsResult, ErrorData> {
+            panic!("a planted defect");
+        }
+    }
+
+    /// Serves a client with this input.
+    fn serve(input: impl Iterator<Item = Value> + Send + 'static, output: OwnedFd) {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let writing = thread::spawn(move || {
+            input.take_while(|line| writeln!(writer, "{line}").is_ok()).count();
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let transport = StdioTransport::on(reader.into(), output).unwrap();
+            let _ = serve_client(PanickingServer, transport, std::future::pending()).await;
+        });
+        runtime.shutdown_background();
+        drop(writing);
+    }
+
+    fn initialize() -> Value {
+        json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+            "protocolVersion": "2025-06-18", "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"}}})
+    }
+
+    #[test]
+    fn a_request_whose_handler_panics_is_answered_before_the_end() {
+        let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
+        let (mut reader, writer) = io::pipe().unwrap();
+        serve([initialize(), list].into_iter(), writer.into());
+        let mut output = String::new();
+        reader.read_to_string(&mut output).unwrap();
+        let last: Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
+        assert_eq!((&last["id"], &last["error"]["code"]), (&json!(1), &json!(-32603)), "{output}");
+    }
+
+    /// The output is larger than all buffers.
+    #[test]
+    fn a_server_ends_whose_client_closes_the_input_and_does_not_read() {
+        let ping = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
+        let no_message = |_| json!("0".repeat(9));
+        let inputs: [Box<dyn Iterator<Item = Value> + Send>; 4] = [
+            Box::new((1..9000).map(ping)),
+            Box::new((1..9000).map(no_message)),
+            Box::new([initialize()].into_iter().chain((1..9000).map(ping))),
+            Box::new([initialize()].into_iter().chain((1..9000).map(no_message))),
+        ];
+        let mut unread = Vec::new();
+        thread::scope(|scope| {
+            for input in inputs {
+                let (reader, writer) = io::pipe().unwrap();
+                unread.push(reader);
+                scope.spawn(move || serve(input, writer.into()));
+            }
+        });
+        assert!(unread.iter_mut().all(|reader| reader.read(&mut [0; 1]).unwrap() == 1));
     }
 }
