@@ -1,6 +1,8 @@
 //! Messages of JSON-RPC as lines: reading, and the errors of lines that are no message.
 //!
-//! Promise: a line takes at most [`MAX_LINE`] bytes, whatever its sender writes.
+//! Promise: the text of a line takes at most [`MAX_LINE`] bytes, whatever its sender writes. May
+//! break it: a parsed value takes some 32 bytes, so a line of many small values takes 16 times its
+//! text or more until it is answered.
 
 use std::io::{self, BufRead, Read};
 
