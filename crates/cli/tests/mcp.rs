@@ -311,7 +311,10 @@ fn a_client_that_never_begins_the_protocol_is_answered() {
     for _ in 0..5 {
         let refusals = answers_to(&guest, b"42\n");
         assert_eq!(refusals.len(), 1, "{refusals:?}");
-        assert_eq!((&refusals[0]["error"]["code"], &refusals[0]["id"]), (&json!(-32600), &json!(null)));
+        assert_eq!(
+            (&refusals[0]["error"]["code"], &refusals[0]["id"]),
+            (&json!(-32600), &json!(null))
+        );
     }
     let ping = json!({"jsonrpc": "2.0", "id": 7, "method": "ping"});
     // Before the protocol begins, a notification ends the server.

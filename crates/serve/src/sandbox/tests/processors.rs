@@ -67,11 +67,8 @@ async fn a_restore_that_waits_for_its_state_takes_no_processor() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_timeout_beyond_the_clock_limits_no_call() {
     let dir = tempfile::tempdir().unwrap();
-    let config = SandboxConfig {
-        call_timeout: Duration::MAX,
-        timeout: Duration::MAX,
-        ..config(&dir)
-    };
+    let config =
+        SandboxConfig { call_timeout: Duration::MAX, timeout: Duration::MAX, ..config(&dir) };
     let all = open_narrow(&config, FaultyStore::open(&config.dir)).await;
     let sandbox = make(&all, options(Duration::MAX)).await;
     all.with(&sandbox, |_| Ok(())).await.unwrap();
