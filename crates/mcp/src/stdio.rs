@@ -401,16 +401,16 @@ mod tests {
         assert_eq!((&last["id"], &last["error"]["code"]), (&json!(1), &json!(-32603)), "{output}");
     }
 
-    /// The output is larger than all buffers.
+    /// The buffers have no room for the whole output. Refused lines fit the pipe of the input, and
+    /// the server reads all pings.
     #[test]
     fn a_server_ends_whose_client_closes_the_input_and_does_not_read() {
         let ping = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
         let no_message = |_| json!("0".repeat(9));
-        let inputs: [Box<dyn Iterator<Item = Value> + Send>; 4] = [
-            Box::new((1..9000).map(ping)),
-            Box::new((1..9000).map(no_message)),
-            Box::new([initialize()].into_iter().chain((1..9000).map(ping))),
-            Box::new([initialize()].into_iter().chain((1..9000).map(no_message))),
+        let inputs: [Box<dyn Iterator<Item = Value> + Send>; 3] = [
+            Box::new((1..5000).map(no_message)),
+            Box::new([initialize()].into_iter().chain((1..5000).map(ping))),
+            Box::new([initialize()].into_iter().chain((1..5000).map(no_message))),
         ];
         let mut unread = Vec::new();
         thread::scope(|scope| {
