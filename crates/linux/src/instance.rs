@@ -505,7 +505,7 @@ impl Instance {
     /// Bytes of private memory that a reset copies back.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
-        self.live.as_ref().map_or(0, |live| live.write_set_len() * PAGE_SIZE)
+        self.live.as_ref().map_or(0, LiveGuest::write_set_bytes)
     }
 
     /// The host process that runs the guest's first process at the moment, if one exists.

@@ -14,9 +14,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, openat, openat2};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, openat, openat2,
+};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
@@ -29,7 +31,6 @@ use crate::nodes::map::Map;
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Time, Times};
 use crate::nodes::source::Source;
-pub(crate) use lookups::NameLookup;
 use lookups::UnlistedDirectory;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
@@ -189,7 +190,7 @@ impl HostDirectory {
         let top = this.root();
         let (name, inode, unlisted) = (Name::from(&b""[..]), None, None);
         let known = HostEntry { name, parent: top, inode, unlisted };
-        this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
+        this.lock_entries().insert(top, known);
         this
     }
 
@@ -210,25 +211,24 @@ impl HostDirectory {
     }
 
     pub(crate) fn parent(&self, node: Node) -> Option<Node> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock_entries();
         known.get(&node).map(|known| known.parent)
     }
 
     /// The path of a file, below the directory.
     pub(crate) fn path(&self, node: Node) -> Result<PathBuf, Refused> {
-        path_of(&self.known.lock().unwrap_or_else(PoisonError::into_inner), node)
+        path_of(&self.lock_entries(), node)
     }
 
     /// Makes the number of a path known, as looking at every directory above it does, and lists
     /// none of them.
     pub(crate) fn enter(&self, path: &Path) -> Result<Node, Refused> {
         // Links, and files that a guest cannot open, are not found.
-        let found = self.open_at(path, OFlags::PATH).and_then(rustix::fs::fstat);
-        let mode = found.map_err(|error| failed(path, error))?.st_mode;
-        if kind_of(FileType::from_raw_mode(mode)).is_none() {
+        let (_, stat) = self.stat_at(path).map_err(|error| failed(path, error))?;
+        if kind_of(FileType::from_raw_mode(stat.st_mode)).is_none() {
             return Err(Refused::Missing);
         }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.lock_entries();
         let (mut at, mut node) = (PathBuf::new(), self.root());
         for part in path.components() {
             let std::path::Component::Normal(name) = part else { return Err(Refused::Invalid) };
@@ -241,6 +241,17 @@ impl HostDirectory {
         Ok(node)
     }
 
+    fn lock_entries(&self) -> MutexGuard<'_, HashMap<Node, HostEntry>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file at a path, which is not followed if it is a link, and its attributes.
+    fn stat_at(&self, path: &Path) -> Result<(OwnedFd, Stat), Errno> {
+        let fd = self.open_at(path, OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        Ok((fd, stat))
+    }
+
     fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -250,7 +261,7 @@ impl HostDirectory {
     pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
         loop {
             let (path, found) = {
-                let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                let known = self.lock_entries();
                 let here = known.get(&node).ok_or(Refused::Missing)?;
                 if let Some(inode) = &here.inode {
                     return Ok(inode.clone());
@@ -258,7 +269,7 @@ impl HostDirectory {
                 (path_of(&known, node)?, here.found_len())
             };
             let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.lock_entries();
             let here = known.get_mut(&node).ok_or(Refused::Missing)?;
             // The first result wins.
             if let Some(inode) = &here.inode {
@@ -278,25 +289,18 @@ impl HostDirectory {
     /// The path of a directory that has no list, although lookups have found names in it: the host
     /// has removed or replaced it since.
     pub(crate) fn lost_directory(&self, node: Node) -> Option<PathBuf> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock_entries();
         known.get(&node).filter(|here| here.found_len() > 0)?;
         path_of(&known, node).ok()
     }
 
     fn look(&self, node: Node, path: &Path) -> Result<Inode, Errno> {
-        let fd = self.open_at(path, OFlags::PATH)?;
-        let stat = rustix::fs::fstat(&fd)?;
+        let (fd, stat) = self.stat_at(path)?;
         self.inode_of(node, path, &fd, &stat)
     }
 
     /// The file at `path`, which is open as `fd` and has the attributes `stat`.
-    fn inode_of(
-        &self,
-        node: Node,
-        path: &Path,
-        fd: &OwnedFd,
-        stat: &rustix::fs::Stat,
-    ) -> Result<Inode, Errno> {
+    fn inode_of(&self, node: Node, path: &Path, fd: &OwnedFd, stat: &Stat) -> Result<Inode, Errno> {
         let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
         let times = Times {
             accessed: time(stat.st_atime, stat.st_atime_nsec),
@@ -356,7 +360,7 @@ impl HostDirectory {
             child.push(b'/');
         }
         let above = child.len();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.lock_entries();
         known.reserve(found.len());
         let mut entries = Vec::with_capacity(found.len());
         for (name, kind) in found {
@@ -372,7 +376,7 @@ impl HostDirectory {
 
     /// Adds the names that were looked up in a directory to its sorted list.
     fn add_looked_up(&self, directory: Node, list: &mut Vec<(Name, Kind)>) {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock_entries();
         let here = known.get(&directory).and_then(|here| here.unlisted.as_ref());
         for (name, _, kind) in here.iter().flat_map(|here| &here.found) {
             match list.binary_search_by(|(other, _)| other.cmp(name)) {

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use crate::error::{LayerError, Refused};
 use crate::layers::layer_bytes::LayerBytes;
+use crate::layers::name_lookup::NameLookup;
 use crate::nodes::inode::Inode;
-use crate::nodes::node::{Kind, Node};
+use crate::nodes::node::Node;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
 pub(crate) const HOST: u64 = 1 << 62;
@@ -42,14 +43,6 @@ impl HostFile {
     pub fn is_settled(&self) -> bool {
         match self.absent {}
     }
-}
-
-/// The result of a lookup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "a host directory makes them")]
-pub(crate) enum NameLookup {
-    Known(Option<(Node, Kind)>),
-    Listed,
 }
 
 impl HostDirectory {

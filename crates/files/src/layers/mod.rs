@@ -12,6 +12,7 @@ pub(crate) mod image;
 pub(crate) mod item;
 pub(crate) mod layer;
 pub(crate) mod layer_bytes;
+pub(crate) mod name_lookup;
 pub(crate) mod oci_document;
 pub(crate) mod packed;
 pub(crate) mod stack;

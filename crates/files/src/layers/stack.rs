@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::layers::archive::Archive;
-use crate::layers::host::{HOST, HostDirectory, HostFile, NameLookup};
+use crate::layers::host::{HOST, HostDirectory, HostFile};
+use crate::layers::name_lookup::NameLookup;
 use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Inode};
 use crate::nodes::node::Node;

@@ -28,7 +28,7 @@ impl CapturedLayers {
         let clean = tree.blank();
         let mut files = vec![Vec::new(); layers.parts.len()];
         let mut found: Map<Node, Arc<Inode>> = Map::default();
-        let mut gone = BTreeSet::new();
+        let mut differing = BTreeMap::new();
         let mut ahead = vec![Tree::ROOT];
         while let Some(node) = ahead.pop() {
             if found.get(&node).is_some() {
@@ -39,7 +39,7 @@ impl CapturedLayers {
                 // and none can.
                 Err(Refused::Missing) if node.0 & HOST != 0 => {
                     refuse_lost(layers, node)?;
-                    gone.insert(node);
+                    differing.insert(node, None);
                     continue;
                 }
                 inode => inode?,
@@ -73,8 +73,8 @@ impl CapturedLayers {
             }
         });
         let parts = parts.collect::<Result<Vec<_>, Refused>>()?;
-        let replaced = replaced(&found);
-        let mut this = Self { lower: Arc::default(), files, gone, replaced };
+        differing.extend(replaced(&found));
+        let mut this = Self { lower: Arc::default(), files, differing };
         let mut nodes = Map::default();
         for (node, inode) in found.iter() {
             nodes.insert(*node, Arc::new(this.translated(layers, inode)?));
@@ -103,22 +103,17 @@ impl CapturedLayers {
             }
             Body::Directory(inside) => {
                 inside.parent = layers.mounted(inside.parent);
-                if !self.replaced.is_empty() {
-                    let kinds = |entry: &Entry| self.replaced.get(&entry.node).copied();
-                    let other = inside.entries.iter();
-                    let other = other.filter_map(|(n, e)| Some((n.clone(), *e, kinds(e)?)));
-                    for (name, entry, kind) in other.collect::<Vec<_>>() {
+                if !self.differing.is_empty() {
+                    let found = |entry: &Entry| self.differing.get(&entry.node).copied();
+                    let differing = inside.entries.iter();
+                    let differing = differing.filter_map(|(n, e)| Some((n.clone(), *e, found(e)?)));
+                    for (name, entry, kind) in differing.collect::<Vec<_>>() {
                         inode.links -= u32::from(entry.kind == Kind::Directory);
-                        inode.links += u32::from(kind == Kind::Directory);
-                        inside.entries.insert(name, Entry { kind, ..entry });
-                    }
-                }
-                if !self.gone.is_empty() {
-                    let gone = inside.entries.iter().filter(|(_, e)| self.gone.contains(&e.node));
-                    let gone: Vec<_> = gone.map(|(name, entry)| (name.clone(), *entry)).collect();
-                    for (name, entry) in gone {
-                        inside.entries.remove(&*name.0);
-                        inode.links -= u32::from(entry.kind == Kind::Directory);
+                        inode.links += u32::from(kind == Some(Kind::Directory));
+                        match kind {
+                            Some(kind) => inside.entries.insert(name, Entry { kind, ..entry }),
+                            None => inside.entries.remove(&*name.0),
+                        };
                     }
                 }
             }
@@ -147,13 +142,15 @@ fn refuse_lost(layers: &Layers, directory: Node) -> Result<(), Refused> {
 }
 
 /// The kinds of files that differ from those in the lists of their directories.
-fn replaced(found: &Map<Node, Arc<Inode>>) -> BTreeMap<Node, Kind> {
+fn replaced(found: &Map<Node, Arc<Inode>>) -> BTreeMap<Node, Option<Kind>> {
     let mut replaced = BTreeMap::new();
     for (_, inode) in found.iter() {
         let Body::Directory(inside) = &inode.body else { continue };
         for (_, entry) in inside.entries.iter() {
             let kind = found.get(&entry.node).map(|inode| inode.kind());
-            replaced.extend(kind.filter(|kind| *kind != entry.kind).map(|kind| (entry.node, kind)));
+            if kind.is_some_and(|kind| kind != entry.kind) {
+                replaced.insert(entry.node, kind);
+            }
         }
     }
     replaced

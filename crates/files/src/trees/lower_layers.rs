@@ -1,6 +1,6 @@
 //! The files below a tree, before any change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::layers::stack::Layers;
@@ -36,8 +36,7 @@ pub(crate) struct CapturedLayers {
     /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that
     /// was an archive before.
     pub(crate) files: Vec<Vec<Node>>,
-    /// Names that were listed, and led to nothing when they were looked at.
-    pub(crate) gone: BTreeSet<Node>,
-    /// Files that the host replaced by ones of these kinds, after their directories were listed.
-    pub(crate) replaced: BTreeMap<Node, Kind>,
+    /// Files that differ from the lists of their directories, because the host removed them after
+    /// that (`None`), or replaced them by ones of these kinds.
+    pub(crate) differing: BTreeMap<Node, Option<Kind>>,
 }

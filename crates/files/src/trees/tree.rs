@@ -12,7 +12,8 @@
 use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
-use crate::layers::host::{HostFile, NameLookup};
+use crate::layers::host::HostFile;
+use crate::layers::name_lookup::NameLookup;
 use crate::layers::stack::Layers;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;

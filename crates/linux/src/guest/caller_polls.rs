@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::Guest;
-use crate::file_view::FileView;
 
 impl Guest {
     /// Whether the caller lets the call continue, polled at each interval.
@@ -14,12 +13,11 @@ impl Guest {
         // The caller may decide by the CPU time of the call.
         self.body.process.bill();
         let proceeds = self.sentry.streams.proceeds();
-        if self.sentry.streams.view.as_ref().is_some_and(FileView::is_wanted) {
+        let view = self.sentry.streams.view.as_ref();
+        if let Some(view) = view.filter(|view| view.is_wanted()).cloned() {
             // It compares shared memory with its files. Without it the files are only older.
             let _ = self.sentry.publish_lasting();
-            if let Some(view) = &self.sentry.streams.view {
-                view.offer(&self.sentry.state.tree);
-            }
+            view.offer(&self.sentry.state.tree);
         }
         self.asked = Instant::now();
         proceeds

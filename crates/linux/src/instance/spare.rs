@@ -27,14 +27,14 @@ impl SpareProcess {
     /// Bytes of private memory that a reset copies back.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
-        self.0.write_set_len() * PAGE_SIZE
+        self.0.write_set_bytes()
     }
 }
 
 impl LiveGuest {
-    /// Pages that a reset copies back.
-    pub(super) fn write_set_len(&self) -> usize {
-        self.guest.body.write_set_len() + self.guest.others.write_set_len()
+    /// Bytes of private memory that a reset copies back.
+    pub(super) fn write_set_bytes(&self) -> usize {
+        (self.guest.body.write_set_len() + self.guest.others.write_set_len()) * PAGE_SIZE
     }
 
     /// Whether its first process shows memory of `standing` alone.

@@ -210,10 +210,7 @@ impl BlobSink for Staging {
     }
 
     fn keep(&mut self, layer: &Layer) -> Result<(), SaveError> {
-        match self.has(layer.digest(), layer.size())? {
-            true => Ok(()),
-            false => copy_blob(self, layer),
-        }
+        self.keep_all(std::slice::from_ref(layer))
     }
 }
 

@@ -9,13 +9,13 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use rustix::fs::{FileType, OFlags};
-use rustix::io::Errno;
+use rustix::fs::FileType;
 
 use super::{HostDirectory, failed, kind_of, know};
 use crate::error::Refused;
+use crate::layers::name_lookup::NameLookup;
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node};
 
@@ -44,15 +44,6 @@ impl UnlistedDirectory {
     }
 }
 
-/// The result of a lookup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NameLookup {
-    /// The target of the name, if it exists.
-    Known(Option<(Node, Kind)>),
-    /// The list of the directory has the answer.
-    Listed,
-}
-
 impl HostDirectory {
     /// Looks up `name` in a directory without listing that, unless it has been or has to be; with
     /// `search`, if its owner may search it.
@@ -62,17 +53,18 @@ impl HostDirectory {
         name: &[u8],
         search: bool,
     ) -> Result<NameLookup, Refused> {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let check = |mode| match search && mode & SEARCH == 0 {
+            true => Err(Refused::Denied),
+            false => Ok(()),
+        };
         let (path, mode) = {
-            let known = known();
+            let known = self.lock_entries();
             let here = known.get(&directory).ok_or(Refused::Missing)?;
             if here.inode.is_some() || self.is_kept() {
                 return Ok(NameLookup::Listed);
             }
             if let Some(unlisted) = &here.unlisted {
-                if search && unlisted.mode & SEARCH == 0 {
-                    return Err(Refused::Denied);
-                }
+                check(unlisted.mode)?;
                 if let Some(found) = unlisted.get(name) {
                     return Ok(NameLookup::Known(Some(found)));
                 }
@@ -84,16 +76,14 @@ impl HostDirectory {
         };
         let mode = match mode {
             Some(mode) => mode,
-            None => self.mode_of(&path).map_err(|error| failed(&path, error))?,
+            None => self.stat_at(&path).map_err(|error| failed(&path, error))?.1.st_mode,
         };
         if FileType::from_raw_mode(mode) != FileType::Directory {
             return Err(Refused::NotDirectory);
         }
-        if search && mode & SEARCH == 0 {
-            return Err(Refused::Denied);
-        }
+        check(mode)?;
         let found = self.find_child(directory, &path, name)?;
-        let mut known = known();
+        let mut known = self.lock_entries();
         let here = known.get_mut(&directory).ok_or(Refused::Missing)?;
         if here.inode.is_some() {
             return Ok(NameLookup::Listed);
@@ -110,14 +100,10 @@ impl HostDirectory {
 
     /// The directory above a directory that was not listed yet, and its name there.
     pub(crate) fn unlisted(&self, directory: Node) -> Option<(Node, Arc<[u8]>)> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.lock_entries();
         let here = known.get(&directory)?;
         let is_unlisted = here.inode.is_none() && here.unlisted.is_some();
         is_unlisted.then(|| (here.parent, here.name.0.clone()))
-    }
-
-    fn mode_of(&self, path: &Path) -> Result<u32, Errno> {
-        Ok(rustix::fs::fstat(self.open_at(path, OFlags::PATH)?)?.st_mode)
     }
 
     /// The file with a name, which is known from now on.
@@ -128,18 +114,14 @@ impl HostDirectory {
         name: &[u8],
     ) -> Result<Option<(Node, Kind)>, Refused> {
         let path = above.join(OsStr::from_bytes(name));
-        let opened = self
-            .open_at(&path, OFlags::PATH)
-            .and_then(|fd| rustix::fs::fstat(&fd).map(|stat| (fd, stat)));
-        let (fd, stat) = match opened.map_err(|error| failed(&path, error)) {
+        let (fd, stat) = match self.stat_at(&path).map_err(|error| failed(&path, error)) {
             Ok(opened) => opened,
             Err(Refused::Missing) => return Ok(None),
             Err(error) => return Err(error),
         };
         let Some(kind) = kind_of(FileType::from_raw_mode(stat.st_mode)) else { return Ok(None) };
         let child = self.node(path.as_os_str().as_bytes());
-        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        know(&mut lock(), child, directory, Name::from(name))
+        know(&mut self.lock_entries(), child, directory, Name::from(name))
             .map_err(|error| failed(&path, error))?;
         let inode = match kind {
             Kind::Directory => None,
@@ -148,7 +130,7 @@ impl HostDirectory {
                 Some(Arc::new(inode.map_err(|error| failed(&path, error))?))
             }
         };
-        let mut known = lock();
+        let mut known = self.lock_entries();
         let entry = known.get_mut(&child).ok_or(Refused::Missing)?;
         match inode {
             Some(inode) => {
