@@ -23,6 +23,8 @@ mod linux_calls;
 #[cfg(feature = "linux")]
 mod linux_files;
 #[cfg(feature = "linux")]
+mod linux_starts;
+#[cfg(feature = "linux")]
 pub mod linux_table;
 pub mod live;
 pub mod modules;

@@ -76,7 +76,7 @@ const NODE_WARMING: usize = 400;
 /// Where the guest listens, within itself.
 const PORT: u16 = 3000;
 /// Memory that it may map: it reserves much and uses little.
-const NODE_MEMORY: u64 = 64 << 30;
+pub(crate) const NODE_MEMORY: u64 = 64 << 30;
 
 impl Case {
     /// Answers each line, in this process or in a fork.
@@ -127,8 +127,18 @@ impl Python {
 
     /// A plain process that runs a script, which answers lines.
     pub(crate) fn server(&self, script: &str) -> anyhow::Result<Server> {
+        self.server_with(script, std::iter::empty())
+    }
+
+    /// As [`Python::server`], with arguments of the script.
+    pub(crate) fn server_with<'a>(
+        &self,
+        script: &str,
+        arguments: impl Iterator<Item = &'a str>,
+    ) -> anyhow::Result<Server> {
         let mut command = self.interpreter();
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["-c", script]).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Server::start(command)
     }
 
@@ -137,10 +147,20 @@ impl Python {
         out.is_ok_and(|status| status.success())
     }
 
+    /// The path of the interpreter.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The interpreter as a guest, without arguments.
+    pub(crate) fn bare(&self) -> Program {
+        let program = Program::new(&self.path);
+        self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix))
+    }
+
     /// The interpreter with a script, as a guest.
     pub(crate) fn guest(&self, script: &str) -> Program {
-        let program = Program::new(&self.path).arg("-c").arg(script);
-        self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix))
+        self.bare().arg("-c").arg(script)
     }
 
     pub(crate) fn program(&self, case: &Case) -> Program {

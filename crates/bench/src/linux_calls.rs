@@ -17,21 +17,24 @@ const TABLE: &str = "linux";
 const SCRIPT: &str = "import os, sys, time
 open('/tmp/afresh-bench-calls', 'wb').write(bytes(1 << 20))
 file = os.open('/tmp/afresh-bench-calls', os.O_RDONLY)
+written = os.open('/tmp/afresh-bench-calls', os.O_WRONLY)
 os.unlink('/tmp/afresh-bench-calls')
+block = bytes(64)
 kinds = {
     'null': lambda: os.getppid(),
     'lseek': lambda: os.lseek(file, 0, 1),
     'fstat': lambda: os.fstat(file),
     'read': lambda: os.read(file, 64),
+    'write': lambda: os.write(written, block),
 }
 for line in sys.stdin:
     call = kinds[line.strip()]
-    os.lseek(file, 0, 0)
+    os.lseek(file, 0, 0); os.lseek(written, 0, 0)
     start = time.perf_counter_ns()
     for _ in range(1000): call()
     print((time.perf_counter_ns() - start) // 1000, flush=True)
 ";
-const KINDS: [&str; 4] = ["null", "lseek", "fstat", "read"];
+const KINDS: [&str; 5] = ["null", "lseek", "fstat", "read", "write"];
 
 /// An answer of the script: the time for a call.
 fn time(answer: &[u8]) -> anyhow::Result<Duration> {

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use crate::linux::{CASES, NODE, Python, beginnings, calls, node, stay};
 use crate::row::{Options, Sink};
-use crate::{linux_calls, linux_files};
+use crate::{linux_calls, linux_files, linux_starts};
 
-/// All cases whose modules the interpreter has. `dir` is for snapshots; `omitted` receives the
-/// cases that are left out.
+/// All cases whose modules and programs the host has. `dir` is for snapshots. `omitted` receives
+/// the cases and rivals that are left out.
 ///
 /// # Errors
 /// When python3 is missing, the host runs no guests, or an answer is wrong.
@@ -31,6 +31,7 @@ pub fn all(
     });
     let result = result.and_then(|()| linux_files::all(&python, options, sink));
     let result = result.and_then(|()| linux_calls::all(&python, options, sink));
+    let result = result.and_then(|()| linux_starts::all(&python, options, sink, omitted));
     let result = result.and_then(|()| match Path::new(NODE).exists() {
         true => node(dir, options, sink),
         false => {

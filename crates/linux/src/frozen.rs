@@ -35,11 +35,16 @@ use crate::warm::Warm;
 
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-linux state 14";
+const ENGINE: &str = "afresh-linux state 15";
 /// The versions before. States of 11 have no [`PackedAdditions`] behind their header, and those of
-/// 12 no numbers of processes behind these. Text of 13 has no jumps to the code inside.
-const ENGINES_BEFORE: [&str; 3] =
-    ["afresh-linux state 11", "afresh-linux state 12", "afresh-linux state 13"];
+/// 12 no numbers of processes behind these. Text of 13 has no jumps to the code inside. In states
+/// of 14 the inode numbers of host files follow from their paths, and files have none behind them.
+const ENGINES_BEFORE: [&str; 4] = [
+    "afresh-linux state 11",
+    "afresh-linux state 12",
+    "afresh-linux state 13",
+    "afresh-linux state 14",
+];
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);

@@ -5,15 +5,18 @@
 //! cannot lead out of it. A file's number follows from its path, so that it is the same in another
 //! process. May break it: see [`crate::layer`].
 
+mod inode_numbers;
 mod lookups;
 
 use std::collections::HashMap;
+use std::collections::hash_map;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{
@@ -31,6 +34,7 @@ use crate::nodes::map::Map;
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Time, Times};
 use crate::nodes::source::Source;
+use inode_numbers::{FileNumber, InodeNumbers};
 use lookups::UnlistedDirectory;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
@@ -47,6 +51,8 @@ struct HostEntry {
     name: Name,
     parent: Node,
     inode: Option<Arc<Inode>>,
+    /// Its inode number, once it was listed or looked up.
+    number: Option<FileNumber>,
     /// Lookups in a directory before it was listed.
     unlisted: Option<UnlistedDirectory>,
 }
@@ -65,6 +71,11 @@ pub(crate) struct HostDirectory {
     root: Arc<OwnedFd>,
     number: u32,
     known: Mutex<HashMap<Node, HostEntry>>,
+    /// The device of the directory.
+    device: OnceLock<u64>,
+    /// Locked after the files that are known.
+    numbers: Mutex<InodeNumbers>,
+    numbers_by_path: AtomicBool,
     /// The last used one last.
     open: Mutex<Vec<(Node, Arc<File>)>>,
     /// Its identity once it was captured.
@@ -135,14 +146,17 @@ fn know(
     node: Node,
     parent: Node,
     name: Name,
-) -> Result<(), Errno> {
-    match known.get(&node) {
-        Some(other) if (other.parent, &other.name) != (parent, &name) => Err(Errno::EXIST),
-        Some(_) => Ok(()),
-        None if known.len() >= MAX_INODES => Err(Errno::NFILE),
-        None => {
-            known.insert(node, HostEntry { name, parent, inode: None, unlisted: None });
-            Ok(())
+) -> Result<&mut HostEntry, Errno> {
+    let has_room = known.len() < MAX_INODES;
+    match known.entry(node) {
+        hash_map::Entry::Occupied(entry) if (entry.get().parent, &entry.get().name) != (parent, &name) => {
+            Err(Errno::EXIST)
+        }
+        hash_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
+        hash_map::Entry::Vacant(_) if !has_room => Err(Errno::NFILE),
+        hash_map::Entry::Vacant(entry) => {
+            let (inode, number, unlisted) = (None, None, None);
+            Ok(entry.insert(HostEntry { name, parent, inode, number, unlisted }))
         }
     }
 }
@@ -184,12 +198,21 @@ impl HostDirectory {
     }
 
     fn new(path: PathBuf, root: Arc<OwnedFd>, number: u32) -> Self {
-        let (known, open) = (Mutex::default(), Mutex::default());
-        let (identity, kept) = (OnceLock::new(), OnceLock::new());
-        let this = Self { path, root, number, known, open, identity, kept };
+        let this = Self {
+            path,
+            root,
+            number,
+            known: Mutex::default(),
+            device: OnceLock::new(),
+            numbers: Mutex::default(),
+            numbers_by_path: AtomicBool::new(false),
+            open: Mutex::default(),
+            identity: OnceLock::new(),
+            kept: OnceLock::new(),
+        };
         let top = this.root();
-        let (name, inode, unlisted) = (Name::from(&b""[..]), None, None);
-        let known = HostEntry { name, parent: top, inode, unlisted };
+        let (name, inode, number, unlisted) = (Name::from(&b""[..]), None, None, None);
+        let known = HostEntry { name, parent: top, inode, number, unlisted };
         this.lock_entries().insert(top, known);
         this
     }
@@ -268,7 +291,8 @@ impl HostDirectory {
                 }
                 (path_of(&known, node)?, here.found_len())
             };
-            let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
+            let (inode, stat) = self.look(node, &path).map_err(|error| failed(&path, error))?;
+            let inode = Arc::new(inode);
             let mut known = self.lock_entries();
             let here = known.get_mut(&node).ok_or(Refused::Missing)?;
             // The first result wins.
@@ -280,6 +304,7 @@ impl HostDirectory {
                 if inode.kind() == Kind::Directory {
                     here.unlisted = None;
                 }
+                self.settle(node, here, &stat);
                 here.inode = Some(inode.clone());
                 return Ok(inode);
             }
@@ -294,9 +319,9 @@ impl HostDirectory {
         path_of(&known, node).ok()
     }
 
-    fn look(&self, node: Node, path: &Path) -> Result<Inode, Errno> {
+    fn look(&self, node: Node, path: &Path) -> Result<(Inode, Stat), Errno> {
         let (fd, stat) = self.stat_at(path)?;
-        self.inode_of(node, path, &fd, &stat)
+        Ok((self.inode_of(node, path, &fd, &stat)?, stat))
     }
 
     /// The file at `path`, which is open as `fd` and has the attributes `stat`.
@@ -313,7 +338,7 @@ impl HostDirectory {
                 Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64))
             }
             FileType::Directory => {
-                let directory = self.list(node, path, fd)?;
+                let directory = self.list(node, path, fd, stat.st_dev)?;
                 let below = directory.entries.iter().filter(|(_, e)| e.kind == Kind::Directory);
                 links = 2 + below.count() as u32;
                 Body::Directory(directory)
@@ -331,7 +356,13 @@ impl HostDirectory {
     }
 
     /// Entries of the directory at `path`, which is open as `directory`.
-    fn list(&self, node: Node, path: &Path, directory: &OwnedFd) -> Result<Directory, Errno> {
+    fn list(
+        &self,
+        node: Node,
+        path: &Path,
+        directory: &OwnedFd,
+        device: u64,
+    ) -> Result<Directory, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = openat(directory, ".", flags, Mode::empty())?;
         let mut found = Vec::new();
@@ -349,11 +380,11 @@ impl HostDirectory {
                 kind = FileType::from_raw_mode(stat.st_mode);
             }
             let Some(kind) = kind_of(kind) else { continue };
-            found.push((Name::from(name), kind));
+            found.push((Name::from(name), kind, entry.ino()));
         }
         // A file that is renamed during the listing may appear twice.
-        found.sort_unstable_by(|(one, _), (two, _)| one.cmp(two));
-        found.dedup_by(|(one, _), (two, _)| one == two);
+        found.sort_unstable_by(|(one, ..), (two, ..)| one.cmp(two));
+        found.dedup_by(|(one, ..), (two, ..)| one == two);
         self.add_looked_up(node, &mut found);
         let mut child = path.as_os_str().as_bytes().to_vec();
         if !child.is_empty() {
@@ -363,11 +394,12 @@ impl HostDirectory {
         let mut known = self.lock_entries();
         known.reserve(found.len());
         let mut entries = Vec::with_capacity(found.len());
-        for (name, kind) in found {
+        for (name, kind, inode) in found {
             child.truncate(above);
             child.extend_from_slice(&name.0);
             let child = self.node(&child);
-            know(&mut known, child, node, name.clone())?;
+            let here = know(&mut known, child, node, name.clone())?;
+            here.number.get_or_insert(FileNumber::Listed(self.candidate(device, inode)));
             entries.push((name, Entry { node: child, kind, paid: false }));
         }
         let parent = known.get(&node).map_or(node, |known| known.parent);
@@ -375,13 +407,14 @@ impl HostDirectory {
     }
 
     /// Adds the names that were looked up in a directory to its sorted list.
-    fn add_looked_up(&self, directory: Node, list: &mut Vec<(Name, Kind)>) {
+    fn add_looked_up(&self, directory: Node, list: &mut Vec<(Name, Kind, u64)>) {
         let known = self.lock_entries();
         let here = known.get(&directory).and_then(|here| here.unlisted.as_ref());
         for (name, _, kind) in here.iter().flat_map(|here| &here.found) {
-            match list.binary_search_by(|(other, _)| other.cmp(name)) {
+            match list.binary_search_by(|(other, ..)| other.cmp(name)) {
                 Ok(at) => list[at].1 = *kind,
-                Err(at) => list.insert(at, (name.clone(), *kind)),
+                // It has the number of the lookup.
+                Err(at) => list.insert(at, (name.clone(), *kind, 0)),
             }
         }
     }

@@ -91,6 +91,26 @@ impl HostDirectory {
         match self.absent {}
     }
 
+    pub(crate) fn inode_number(&self, _: Node, _: bool) -> u64 {
+        match self.absent {}
+    }
+
+    pub(crate) fn lasting_number(&self, _: Node, _: bool) -> Option<u64> {
+        match self.absent {}
+    }
+
+    pub(crate) fn restore_number(&self, _: Node, _: u64, _: bool) -> Result<(), Refused> {
+        match self.absent {}
+    }
+
+    pub(crate) fn number_by_path(&self) {
+        match self.absent {}
+    }
+
+    pub(crate) fn is_numbered_by_path(&self) -> bool {
+        match self.absent {}
+    }
+
     pub(crate) fn lost_directory(&self, _: Node) -> Option<PathBuf> {
         match self.absent {}
     }

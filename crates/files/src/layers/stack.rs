@@ -105,6 +105,34 @@ impl Layers {
         }
     }
 
+    /// The inode number of a host file, which a tree has `changed` or not.
+    pub(crate) fn inode_number(&self, node: Node, changed: bool) -> Option<u64> {
+        Some(self.host(node)?.inode_number(node, changed))
+    }
+
+    /// The inode number of a host file that was looked up.
+    pub(crate) fn lasting_number(&self, node: Node, changed: bool) -> Option<u64> {
+        self.host(node)?.lasting_number(node, changed)
+    }
+
+    /// Gives a host file the inode number that it had in a saved tree.
+    pub(crate) fn restore_number(
+        &self,
+        node: Node,
+        number: u64,
+        changed: bool,
+    ) -> Result<(), Refused> {
+        self.host(node).ok_or(Refused::Missing)?.restore_number(node, number, changed)
+    }
+
+    /// The host directories among them.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = &HostDirectory> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Host(host) => Some(&**host),
+            Part::Archive(_) => None,
+        })
+    }
+
     /// Bytes that a source has.
     pub(crate) fn len(&self, source: Source) -> Result<u64, Refused> {
         match source {

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a file of one tree and its relatives, independent of its names; programs see it as
-/// the inode number.
+/// Identifies a file of one tree and its relatives, independent of its names. Programs see
+/// [`crate::Tree::inode_number`].
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
 )]
@@ -92,7 +92,7 @@ impl Kind {
 /// What `stat` tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// The inode number.
+    /// The file.
     pub node: Node,
     /// What it is.
     pub kind: Kind,

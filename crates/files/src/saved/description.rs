@@ -12,6 +12,8 @@ use crate::nodes::node::{Kind, Times};
 pub(super) const FORM: u32 = 1;
 /// The form of a tree with extended attributes, which follow the description.
 pub(super) const FORM_WITH_ATTRIBUTES: u32 = 2;
+/// The form of a tree over host directories: attributes, and inode numbers behind them.
+pub(super) const FORM_WITH_NUMBERS: u32 = 3;
 
 /// The bytes are not a tree, or not one over these layers.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,9 @@ pub(crate) struct SavedDescription {
 
 /// Extended attributes by file, in the order of the numbers.
 pub(super) type SavedAttributes = Vec<(u64, Vec<(Vec<u8>, Vec<u8>)>)>;
+
+/// Inode numbers of host files that are not those of their nodes, in the order of the nodes.
+pub(super) type SavedNumbers = Vec<(u64, u64)>;
 
 impl SavedDescription {
     /// The files of layers alone.

@@ -21,7 +21,8 @@ use crate::nodes::inode::{Entry, Inode};
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Times};
 use crate::saved::description::{
-    FORM_WITH_ATTRIBUTES, SavedEntry, SavedNode, SavedSource, TreeError, damaged,
+    FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, SavedEntry, SavedNode, SavedSource, TreeError,
+    damaged,
 };
 
 /// Maximum bytes that a description may take when it is decoded: half a million files.
@@ -121,6 +122,13 @@ impl MemoryCost for (u64, u32) {
     }
 }
 
+impl MemoryCost for (u64, u64) {
+    fn cost(&self) -> u64 {
+        // A host directory remembers the owner of the number.
+        twice::<Self>() + 128
+    }
+}
+
 impl MemoryCost for &[u8] {
     fn cost(&self) -> u64 {
         twice::<String>() + (self.len() + BLOCK) as u64
@@ -185,11 +193,18 @@ impl MemoryCost for (u64, NodeShape<'_>) {
 /// Charges the memory of the `description` of a tree, under a budget of `files` files.
 pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, TreeError> {
     let (shape, rest) = walk::<TreeShape<'_>>(description)?;
-    let attributes = match shape.0 {
-        FORM_WITH_ATTRIBUTES => walk::<SequenceCost<AttributesShape<'_>>>(rest)?.0.0,
+    let (attributes, rest) = match shape.0 {
+        FORM_WITH_ATTRIBUTES | FORM_WITH_NUMBERS => {
+            let (attributes, rest) = walk::<SequenceCost<AttributesShape<'_>>>(rest)?;
+            (attributes.0, rest)
+        }
+        _ => (0, rest),
+    };
+    let numbers = match shape.0 {
+        FORM_WITH_NUMBERS => walk::<SequenceCost<(u64, u64)>>(rest)?.0.0,
         _ => 0,
     };
-    let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0, attributes];
+    let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0, attributes, numbers];
     charge(&costs, files.saturating_mul(FILE))
 }
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::layers::host::HOST;
+use crate::layers::host::{HOST, HostDirectory};
 use crate::layers::stack::Part;
 use crate::nodes::attributes::Attributes;
 use crate::nodes::content::{Content, LowerContent, PAGE, cost as page_cost};
@@ -22,8 +22,8 @@ use crate::nodes::name::{Name, PATH, check_name};
 use crate::nodes::node::Node;
 use crate::nodes::source::Source;
 use crate::saved::description::{
-    FORM, FORM_WITH_ATTRIBUTES, SavedAttributes, SavedBody, SavedDescription, SavedNode,
-    SavedSource, SavedTree, TreeError, damaged,
+    FORM, FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, SavedAttributes, SavedBody, SavedDescription,
+    SavedNode, SavedNumbers, SavedSource, SavedTree, TreeError, damaged,
 };
 use crate::saved::footprint;
 use crate::trees::tree::{Budget, Tree};
@@ -83,8 +83,18 @@ impl Tree {
             let path = self.lower.layers.path(*node)?;
             Some((node.0, path.as_os_str().as_encoded_bytes().to_vec()))
         };
+        let layers = &self.lower.layers;
+        let numbers = hosts.iter().filter_map(|node| {
+            Some((node.0, layers.lasting_number(*node, self.nodes.get(node).is_some())?))
+        });
+        let numbers: SavedNumbers = numbers.collect();
+        let form = match layers.hosts().any(|host| !host.is_numbered_by_path()) {
+            true => FORM_WITH_NUMBERS,
+            false if attributes.is_empty() => FORM,
+            false => FORM_WITH_ATTRIBUTES,
+        };
         let saved = SavedDescription {
-            form: if attributes.is_empty() { FORM } else { FORM_WITH_ATTRIBUTES },
+            form,
             budget: (self.budget.bytes, self.budget.files),
             next: self.next,
             layers: self.identities()?,
@@ -96,8 +106,11 @@ impl Tree {
         };
         let written = |error: postcard::Error| damaged(error.to_string());
         let mut description = postcard::to_allocvec(&saved).map_err(written)?;
-        if !attributes.is_empty() {
+        if form != FORM {
             description = postcard::to_extend(&attributes, description).map_err(written)?;
+        }
+        if form == FORM_WITH_NUMBERS {
+            description = postcard::to_extend(&numbers, description).map_err(written)?;
         }
         // Readers refuse more.
         footprint::charge_tree(&description, self.budget.files)?;
@@ -159,13 +172,21 @@ impl Tree {
             postcard::take_from_bytes(&saved.description).map_err(|e| damaged(e.to_string()))?;
         let (attributes, rest): (SavedAttributes, _) = match description.form {
             FORM => (Vec::new(), rest),
-            FORM_WITH_ATTRIBUTES => {
+            FORM_WITH_ATTRIBUTES | FORM_WITH_NUMBERS => {
                 postcard::take_from_bytes(rest).map_err(|e| damaged(e.to_string()))?
             }
             form => {
-                let known = format!("{FORM} and {FORM_WITH_ATTRIBUTES} are known");
+                let known = format!("{FORM} to {FORM_WITH_NUMBERS} are known");
                 return Err(damaged(format!("its form is {form}, and {known}")));
             }
+        };
+        let (numbers, rest): (Option<SavedNumbers>, _) = match description.form {
+            FORM_WITH_NUMBERS => {
+                let (numbers, rest) =
+                    postcard::take_from_bytes(rest).map_err(|e| damaged(e.to_string()))?;
+                (Some(numbers), rest)
+            }
+            _ => (None, rest),
         };
         if !rest.is_empty() {
             return Err(damaged("there are bytes after its end"));
@@ -183,7 +204,7 @@ impl Tree {
         }
         let attributes = checked_attributes(attributes)?;
         let (tree, pages) = (self.blank(), saved.pages.iter());
-        Loader { base: self, tree, pages, attributes }.load(description)
+        Loader { base: self, tree, pages, attributes, numbers }.load(description)
     }
 
     /// Whether it is over layers.
@@ -221,6 +242,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) pages: std::slice::Iter<'a, Arc<Vec<u8>>>,
     /// Extended attributes of files that have not been built yet.
     pub(crate) attributes: BTreeMap<Node, Attributes>,
+    /// Inode numbers of host files; `None` for a tree of which paths gave the numbers.
+    pub(crate) numbers: Option<SavedNumbers>,
 }
 
 /// Extended attributes by file; those of a stranger are checked.
@@ -258,6 +281,7 @@ impl Loader<'_> {
                 damaged(format!("{} is not in the host directory any more", path.display()))
             })?;
         }
+        self.restore_numbers(&saved.nodes)?;
         for number in saved.gone {
             if number == Tree::ROOT.0 || self.tree.nodes.remove(&Node(number)).is_none() {
                 return Err(damaged("a removed file never existed"));
@@ -288,6 +312,21 @@ impl Loader<'_> {
         }
         tree.check()?;
         Ok(tree)
+    }
+
+    /// Gives host files the inode numbers that they had. `changed` are the files of the tree.
+    fn restore_numbers(&mut self, changed: &[(u64, SavedNode)]) -> Result<(), TreeError> {
+        let layers = &self.base.lower.layers;
+        let Some(numbers) = self.numbers.take() else {
+            layers.hosts().for_each(HostDirectory::number_by_path);
+            return Ok(());
+        };
+        let changed: BTreeSet<u64> = changed.iter().map(|(node, _)| *node).collect();
+        for (node, number) in numbers {
+            let restored = layers.restore_number(Node(node), number, changed.contains(&node));
+            restored.map_err(|_| damaged("an inode number that no host file can have"))?;
+        }
+        Ok(())
     }
 
     fn node(&mut self, node: Node, saved: SavedNode) -> Result<Inode, TreeError> {

@@ -230,6 +230,15 @@ impl Tree {
         Ok(self.inode(node)?.stat(node))
     }
 
+    /// The inode number of a file, as programs see it: of one in a host directory, the low 32 bits
+    /// are those of its number on the host. Names of one host file have one number until one of
+    /// them is changed.
+    #[must_use]
+    pub fn inode_number(&self, node: Node) -> u64 {
+        let changed = self.nodes.get(&node).is_some();
+        self.lower.layers.inode_number(node, changed).unwrap_or(node.0)
+    }
+
     /// The host file with exactly the bytes of this one; `None` for any other.
     #[must_use]
     pub fn host_file(&self, node: Node) -> Option<HostFile> {

@@ -1,6 +1,6 @@
 //! The kernel's structures, written byte by byte.
 
-use afresh_files::{Kind, Stat, Time};
+use afresh_files::{Kind, Node, Refused, Time, Tree};
 
 use rustix::io::Errno;
 
@@ -22,12 +22,14 @@ pub(crate) struct FileStatus {
     pub(crate) changed: Time,
 }
 
-impl From<Stat> for FileStatus {
-    fn from(stat: Stat) -> Self {
+impl FileStatus {
+    /// That of a file of a tree.
+    pub(crate) fn of(tree: &Tree, node: Node) -> Result<Self, Refused> {
+        let stat = tree.stat(node)?;
         let kind = type_of(stat.kind, stat.device);
         let is_device = stat.kind == Kind::Device && kind == Kind::Device.mode();
-        Self {
-            inode: stat.node.0,
+        Ok(Self {
+            inode: tree.inode_number(node),
             mode: kind | stat.mode,
             links: stat.links.into(),
             size: stat.size,
@@ -36,7 +38,7 @@ impl From<Stat> for FileStatus {
             modified: stat.times.modified,
             accessed: stat.times.accessed,
             changed: stat.times.changed,
-        }
+        })
     }
 }
 

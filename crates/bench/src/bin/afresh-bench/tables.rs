@@ -372,7 +372,7 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             let folder = scratch(dir.as_deref())?;
             let options = common.options();
             afresh_bench::linux_table::all(folder.path(), &options, &mut print, &mut |case| {
-                eprintln!("{case} left out: python3 lacks modules that it needs");
+                eprintln!("{case} left out: the host lacks a program or module that it needs");
             })?;
         }
         #[cfg(feature = "fleet")]

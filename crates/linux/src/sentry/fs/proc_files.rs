@@ -277,7 +277,7 @@ impl Sentry {
                 Ok(link(ProcDir::Process(*id).inode() + (9 << 32), 0o777))
             }
             ProcTarget::Root if !follow => Ok(link(ProcDir::All.inode() + (9 << 32), 0o777)),
-            meant => Ok(FileStatus::from(self.state.tree.stat(self.node_of(meant)?)?)),
+            meant => Ok(FileStatus::of(&self.state.tree, self.node_of(meant)?)?),
         }
     }
 

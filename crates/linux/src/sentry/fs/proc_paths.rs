@@ -334,7 +334,7 @@ impl Kernel {
             FileObject::File(open)
             | FileObject::Device(_, open)
             | FileObject::Fifo(Fifo { open, .. })
-            | FileObject::Terminal(TerminalEnd { open, .. }) => open.node.0,
+            | FileObject::Terminal(TerminalEnd { open, .. }) => self.tree.inode_number(open.node),
             FileObject::Folder(folder, _) => folder.inode(),
             FileObject::Proc(file) => file.setting.inode(),
             _ => INODES + (17 << 32) + id,

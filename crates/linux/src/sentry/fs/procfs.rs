@@ -170,10 +170,12 @@ impl Kernel {
         let description = self.open_of(id, number)?;
         let (at, flags) = (description.offset(), description.status_flags());
         let inode = match &description.open {
-            FileObject::File(open) | FileObject::Device(_, open) => open.node,
-            _ => Node(1),
+            FileObject::File(open) | FileObject::Device(_, open) => {
+                self.tree.inode_number(open.node)
+            }
+            _ => 1,
         };
-        let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{}\n", inode.0);
+        let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{inode}\n");
         // Writing to a string does not fail, here and below.
         if let FileObject::Process(meant) = description.open {
             let known = self.processes.lives(meant) || self.processes.is_ended(meant);
@@ -307,16 +309,17 @@ impl Kernel {
             let x = letter(libc::PROT_EXEC, 'x');
             let shared = if mapping.share.is_some() { 's' } else { 'p' };
             let file = mapping.share.or(mapping.origin);
-            let (offset, node) =
-                file.map_or((0, 0), |file| (file.offset(range.start), file.node.0));
+            let (offset, inode) = file.map_or((0, 0), |file| {
+                (file.offset(range.start), self.tree.inode_number(file.node))
+            });
             let name = match (file, layout.name(&range)) {
                 (Some(file), _) => {
-                    paths.entry(node).or_insert_with(|| self.mapped_path(file.node)).as_str()
+                    paths.entry(file.node).or_insert_with(|| self.mapped_path(file.node)).as_str()
                 }
                 (None, name) => name.unwrap_or_default(),
             };
             let (start, end) = (range.start, range.end);
-            let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {node}");
+            let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {inode}");
             // Names are in one column.
             let _ = match name.is_empty() {
                 true => writeln!(text, "{line}"),

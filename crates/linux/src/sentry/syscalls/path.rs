@@ -119,7 +119,7 @@ impl Sentry {
                 _ => 0,
             };
             let kind = type_of(entry.kind, device);
-            if !listed.push(entry.node.0, after, kind, &entry.name[..])? {
+            if !listed.push(tree.inode_number(entry.node), after, kind, &entry.name[..])? {
                 break;
             }
             next = after;

@@ -84,7 +84,7 @@ impl Sentry {
             | FileObject::Device(_, open)
             | FileObject::Fifo(Fifo { open, .. })
             | FileObject::Terminal(TerminalEnd { open, .. }) => {
-                Ok(FileStatus::from(self.state.tree.stat(open.node)?))
+                Ok(FileStatus::of(&self.state.tree, open.node)?)
             }
         }
     }
@@ -125,7 +125,7 @@ impl Sentry {
                 ResolvedPath::Own(meant) => return self.attributes_meant(&meant, follow),
             }
         };
-        Ok(FileStatus::from(self.state.tree.stat(node)?))
+        Ok(FileStatus::of(&self.state.tree, node)?)
     }
 
     /// `statx(2)`: every mask returns the basic fields and the mount. There is no time of birth,
