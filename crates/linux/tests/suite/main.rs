@@ -24,6 +24,7 @@ mod fork;
 mod generation;
 mod http;
 mod image;
+mod inode_numbers;
 mod inside;
 mod ipc;
 mod isolation;

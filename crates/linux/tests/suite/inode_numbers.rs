@@ -1,0 +1,86 @@
+//! Attributes of files in granted host directories: git finds the files of an index unchanged that
+//! the host has written, without reading them.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use afresh_linux::{Program, Warm};
+
+/// The user of guests, with which git compares the owner of files.
+const USER: u32 = 1000;
+/// A work tree of a hundred files, a symbolic link and two hard links.
+const MAKE: &str = "git init -q . && mkdir a && for i in $(seq 100); do echo $i >a/$i; done && \
+    ln -s a/1 link && ln a/3 hard && git add -A";
+
+/// A work tree that the guest's user has checked out on the host.
+fn work_tree() -> Option<tempfile::TempDir> {
+    let caller = rustix::process::geteuid().as_raw();
+    if caller != 0 && caller != USER {
+        println!("SKIPPED: files of user {caller} have another owner than a guest's");
+        return None;
+    }
+    if !Path::new("/usr/bin/git").exists() {
+        println!("SKIPPED: this host has no git");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut make = Command::new("/bin/sh");
+    make.args(["-c", MAKE]).current_dir(folder.path()).env("HOME", folder.path());
+    if caller == 0 {
+        std::os::unix::fs::chown(folder.path(), Some(USER), Some(USER)).unwrap();
+        make.uid(USER).gid(USER);
+    }
+    assert!(make.status().unwrap().success());
+    Some(folder)
+}
+
+fn guest(folder: &Path, script: &str) -> Program {
+    let script = format!("cd {} && {script}", folder.display());
+    Program::new("/bin/sh").arg("-c").arg(script).env("HOME", "/tmp").grant(folder)
+}
+
+fn output(folder: &Path, script: &str) -> String {
+    let run = guest(folder, script).run(b"").unwrap();
+    assert_eq!(run.messages, "");
+    String::from_utf8(run.output).unwrap()
+}
+
+/// `git diff-files` reads no file: it lists those whose attributes differ from the index.
+#[test]
+fn git_finds_the_attributes_of_its_index() {
+    let Some(folder) = work_tree() else { return };
+    assert_eq!(output(folder.path(), "git diff-files --name-only"), "");
+    let changed = "echo more >>a/7; touch -d @1 a/8; git diff-files --name-only";
+    assert_eq!(output(folder.path(), changed), "a/7\na/8\n");
+}
+
+#[test]
+fn lists_and_attributes_have_the_same_numbers() {
+    let Some(folder) = work_tree() else { return };
+    let script = "touch a/own; cp a/1 copy; \
+        find . -printf '%i %p\\n' | sort >/tmp/found; \
+        find . -exec stat -c '%i %n' {} + | sort >/tmp/seen; cmp /tmp/found /tmp/seen && \
+        cut -d ' ' -f 1 /tmp/seen | uniq -d | wc -l";
+    // `hard` and `a/3` are the only two with one number.
+    assert_eq!(output(folder.path(), script), "1\n");
+}
+
+#[test]
+fn a_restored_guest_sees_the_same_numbers() {
+    let Some(folder) = work_tree() else { return };
+    let script = "echo more >>a/1; numbers() { stat -c %i a a/1 a/3 hard link; }; numbers >/tmp/n; \
+        while read line; do numbers | cmp - /tmp/n && echo same $(git diff-files --name-only); \
+        done";
+    let warm = guest(folder.path(), script).request("\n").warm().unwrap();
+    assert_eq!(warm.instance().call(b"\n").unwrap(), b"same a/1\n");
+    let frozen = warm.freeze().unwrap();
+    let replaced: PathBuf = folder.path().join("a/2");
+    std::fs::remove_file(&replaced).unwrap();
+    std::fs::write(&replaced, b"new").unwrap();
+    let opener = Program::new("/").grant(folder.path());
+    let thawed = Warm::thaw(&frozen, &opener).unwrap();
+    for _ in 0..2 {
+        assert_eq!(thawed.instance().call(b"\n").unwrap(), b"same a/1 a/2\n");
+    }
+}
