@@ -2,8 +2,9 @@
 //!
 //! Promises: every path is opened below the directory by the kernel's own check (`openat2`,
 //! beneath, no symbolic links), so a process that replaces directories by links at the same time
-//! cannot lead out of it. A file's number follows from its path, so that it is the same in another
-//! process. May break it: see [`crate::layer`].
+//! cannot lead out of it. A file's node follows from its path, so that it is the same in another
+//! process, and the inode number that programs see from the host's. May break it: see
+//! [`crate::layer`].
 
 mod inode_numbers;
 mod lookups;

@@ -13,11 +13,11 @@ const USER: u32 = 1000;
 const MAKE: &str = "git init -q . && mkdir a && for i in $(seq 100); do echo $i >a/$i; done && \
     ln -s a/1 link && ln a/3 hard && git add -A";
 
-/// A work tree that the guest's user has checked out on the host.
-fn work_tree() -> Option<tempfile::TempDir> {
+/// A work tree that this user has checked out on the host.
+fn work_tree_of(user: u32) -> Option<tempfile::TempDir> {
     let caller = rustix::process::geteuid().as_raw();
-    if caller != 0 && caller != USER {
-        println!("SKIPPED: files of user {caller} have another owner than a guest's");
+    if caller != 0 && caller != user {
+        println!("SKIPPED: user {caller} makes no files of user {user}");
         return None;
     }
     if !Path::new("/usr/bin/git").exists() {
@@ -28,11 +28,16 @@ fn work_tree() -> Option<tempfile::TempDir> {
     let mut make = Command::new("/bin/sh");
     make.args(["-c", MAKE]).current_dir(folder.path()).env("HOME", folder.path());
     if caller == 0 {
-        std::os::unix::fs::chown(folder.path(), Some(USER), Some(USER)).unwrap();
-        make.uid(USER).gid(USER);
+        std::os::unix::fs::chown(folder.path(), Some(user), Some(user)).unwrap();
+        make.uid(user).gid(user);
     }
     assert!(make.status().unwrap().success());
     Some(folder)
+}
+
+/// A work tree of the user of guests.
+fn work_tree() -> Option<tempfile::TempDir> {
+    work_tree_of(USER)
 }
 
 fn guest(folder: &Path, script: &str) -> Program {
@@ -53,6 +58,15 @@ fn git_finds_the_attributes_of_its_index() {
     assert_eq!(output(folder.path(), "git diff-files --name-only"), "");
     let changed = "echo more >>a/7; touch -d @1 a/8; git diff-files --name-only";
     assert_eq!(output(folder.path(), changed), "a/7\na/8\n");
+}
+
+/// The files of a user namespace belong to its root, as those of the caller do.
+#[test]
+fn git_finds_the_attributes_of_files_of_root_as_root_of_a_user_namespace() {
+    let Some(folder) = work_tree_of(0) else { return };
+    let script = "unshare -r git diff-files --name-only; echo more >>a/7; \
+        unshare -r git diff-files --name-only";
+    assert_eq!(output(folder.path(), script), "a/7\n");
 }
 
 #[test]
