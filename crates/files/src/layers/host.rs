@@ -150,7 +150,9 @@ fn know(
 ) -> Result<&mut HostEntry, Errno> {
     let has_room = known.len() < MAX_INODES;
     match known.entry(node) {
-        hash_map::Entry::Occupied(entry) if (entry.get().parent, &entry.get().name) != (parent, &name) => {
+        hash_map::Entry::Occupied(entry)
+            if (entry.get().parent, &entry.get().name) != (parent, &name) =>
+        {
             Err(Errno::EXIST)
         }
         hash_map::Entry::Occupied(entry) => Ok(entry.into_mut()),

@@ -21,8 +21,7 @@ use crate::nodes::inode::{Entry, Inode};
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Times};
 use crate::saved::description::{
-    FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, SavedEntry, SavedNode, SavedSource, TreeError,
-    damaged,
+    FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, SavedEntry, SavedNode, SavedSource, TreeError, damaged,
 };
 
 /// Maximum bytes that a description may take when it is decoded: half a million files.

@@ -319,7 +319,8 @@ impl Kernel {
                 (None, name) => name.unwrap_or_default(),
             };
             let (start, end) = (range.start, range.end);
-            let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {inode}");
+            let line =
+                format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {inode}");
             // Names are in one column.
             let _ = match name.is_empty() {
                 true => writeln!(text, "{line}"),
