@@ -242,7 +242,7 @@ pub(crate) struct Loader<'a> {
     pub(crate) pages: std::slice::Iter<'a, Arc<Vec<u8>>>,
     /// Extended attributes of files that have not been built yet.
     pub(crate) attributes: BTreeMap<Node, Attributes>,
-    /// Inode numbers of host files; `None` for a tree of which paths gave the numbers.
+    /// Inode numbers of host files; `None` if they follow from the paths.
     pub(crate) numbers: Option<SavedNumbers>,
 }
 

@@ -1,11 +1,11 @@
 //! Inode numbers of host files, as guests see them.
 //!
-//! git and make-like tools store the number of a file and read the file again when it differs. So a
-//! host file has the low 32 bits of its number on the host, which are those that git stores.
+//! git stores the number of a file, and reads the file again when the number differs. So a host
+//! file has the low 32 bits of its number on the host, which are those that git stores.
 //!
 //! Promises: two files of a directory tree have one number only if both are names of the same host
-//! file and the guest has changed neither. A number that a guest has seen stays, except that a
-//! changed name of a file with several gets one of its own, as on overlayfs.
+//! file and the guest has changed neither. A number that a guest has seen stays, except that a name
+//! of a file with several gets another number when the guest changes it, as on overlayfs.
 //!
 //! May break it: entries that were listed and not looked up have the number of the list, which
 //! differs from that of the file at a mount point.
