@@ -41,7 +41,7 @@ impl Start {
     fn run_guest(&self, inside: bool) -> impl FnMut() -> anyhow::Result<()> + use<> {
         let program = self.guest.clone().answer_inside(inside);
         move || {
-            let end = program.clone().run(b"")?.end;
+            let end = program.run(b"")?.end;
             ensure!(matches!(end, End::Exit(0)), "the guest ended with {end:?}");
             Ok(())
         }
@@ -91,16 +91,16 @@ pub(crate) fn all(
             omitted(start.case);
             continue;
         }
-        let mut field = vec![
-            Contestant::new(NAMES[0], start.run_guest(true)),
-            Contestant::new(NAMES[1], start.run_guest(false)),
-            Contestant::new(NAMES[2], || start.run_natively()),
-        ];
         let mut sandlock = None;
         if has_sandlock && options.wants(start.case, SANDLOCK) {
             let arguments = start.command.iter().map(String::as_str);
             sandlock = Some(python.server_with(SANDLOCK_SCRIPT, arguments)?);
         }
+        let mut field = vec![
+            Contestant::new(NAMES[0], start.run_guest(true)),
+            Contestant::new(NAMES[1], start.run_guest(false)),
+            Contestant::new(NAMES[2], || start.run_natively()),
+        ];
         if let Some(sandlock) = &mut sandlock {
             field.push(Contestant::new(NAMES[3], || run_under(sandlock)));
         }
