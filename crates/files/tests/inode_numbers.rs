@@ -82,27 +82,49 @@ fn no_two_files_have_the_same_number() {
     assert_eq!(numbers.len(), nodes);
 }
 
+/// Whatever the host and the guest do with the links, programs take no two files for one.
 #[test]
-fn hard_links_have_one_number_until_one_of_them_is_changed() {
+fn hard_links_have_numbers_of_their_own_which_stay() {
     let host = host(&["a/one"]);
     for other in ["two", "a/three"] {
         std::fs::hard_link(host.path().join("a/one"), host.path().join(other)).unwrap();
     }
     let mut tree = over(host.path());
-    let shared = number(&tree, "a/one");
-    assert_eq!(shared as u32, host_number(host.path(), "a/one") as u32);
-    assert_eq!((number(&tree, "two"), number(&tree, "a/three")), (shared, shared));
-    let before = tree.clone();
+    let paths = ["a/one", "two", "a/three"];
+    let before = paths.map(|path| number(&tree, path));
+    assert_eq!(before[0] as u32, host_number(host.path(), "a/one") as u32);
+    assert_eq!(before.into_iter().collect::<BTreeSet<_>>().len(), 3);
     tree.write_path("/two", b"own", NOW).unwrap();
-    assert_ne!(number(&tree, "two"), shared);
-    assert_eq!(number(&tree, "a/three"), shared);
-    tree.write_path("/a/three", b"own", NOW).unwrap();
-    assert_ne!(number(&tree, "a/three"), number(&tree, "two"));
-    assert_eq!(number(&before, "two"), shared);
+    std::fs::remove_file(host.path().join("a/one")).unwrap();
+    std::fs::write(host.path().join("a/one"), b"another").unwrap();
+    assert_eq!(paths.map(|path| number(&tree, path)), before);
     let again = over(host.path()).restored(&tree.saved().unwrap()).unwrap();
-    for path in ["a/one", "two", "a/three"] {
-        assert_eq!(number(&again, path), number(&tree, path), "{path}");
-    }
+    assert_eq!(number(&again, "two"), before[1]);
+}
+
+#[test]
+fn a_file_that_was_renamed_on_the_host_has_one_number_in_lists_and_attributes() {
+    let host = host(&["a/one", "b/other"]);
+    let tree = over(host.path());
+    let before = number(&tree, "a/one");
+    std::fs::rename(host.path().join("a/one"), host.path().join("b/two")).unwrap();
+    let listed = tree.list(tree.find("b").unwrap()).unwrap();
+    let two = listed.iter().find(|entry| &entry.name[..] == b"two").unwrap().node;
+    let seen = tree.inode_number(two);
+    assert_ne!(seen, before);
+    tree.stat(two).unwrap();
+    assert_eq!(tree.inode_number(two), seen);
+}
+
+#[test]
+fn the_number_of_a_list_stays_when_another_file_gets_it_on_the_host() {
+    let host = host(&["a/one", "b/other"]);
+    let tree = over(host.path());
+    let one = tree.list(tree.find("a").unwrap()).unwrap()[0].node;
+    let seen = tree.inode_number(one);
+    std::fs::rename(host.path().join("a/one"), host.path().join("b/two")).unwrap();
+    assert_ne!(number(&tree, "b/two"), seen);
+    assert_eq!(tree.inode_number(one), seen);
 }
 
 #[test]
@@ -177,6 +199,8 @@ fn numbers_that_no_file_of_the_layer_can_have_are_refused() {
         assert!(error.contains("an inode number"), "{error}");
     }
     assert!(restored(&[(node.0 ^ 1, seen)]).is_err());
+    let error = restored(&[(node.0, seen), (node.0, seen + 1)]).unwrap_err().to_string();
+    assert!(error.contains("out of order"), "{error}");
     assert!(restored(&[(Tree::ROOT.0, seen)]).is_err());
 }
 

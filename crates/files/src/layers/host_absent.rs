@@ -91,15 +91,15 @@ impl HostDirectory {
         match self.absent {}
     }
 
-    pub(crate) fn inode_number(&self, _: Node, _: bool) -> u64 {
+    pub(crate) fn inode_number(&self, _: Node) -> u64 {
         match self.absent {}
     }
 
-    pub(crate) fn lasting_number(&self, _: Node, _: bool) -> Option<u64> {
+    pub(crate) fn lasting_number(&self, _: Node) -> Option<u64> {
         match self.absent {}
     }
 
-    pub(crate) fn restore_number(&self, _: Node, _: u64, _: bool) -> Result<(), Refused> {
+    pub(crate) fn restore_number(&self, _: Node, _: u64) -> Result<(), Refused> {
         match self.absent {}
     }
 

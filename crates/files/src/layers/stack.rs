@@ -105,24 +105,19 @@ impl Layers {
         }
     }
 
-    /// The inode number of a host file, which a tree has `changed` or not.
-    pub(crate) fn inode_number(&self, node: Node, changed: bool) -> Option<u64> {
-        Some(self.host(node)?.inode_number(node, changed))
+    /// The inode number of a host file.
+    pub(crate) fn inode_number(&self, node: Node) -> Option<u64> {
+        Some(self.host(node)?.inode_number(node))
     }
 
-    /// The inode number of a host file that was looked up.
-    pub(crate) fn lasting_number(&self, node: Node, changed: bool) -> Option<u64> {
-        self.host(node)?.lasting_number(node, changed)
+    /// The inode number of a host file that a guest has seen.
+    pub(crate) fn lasting_number(&self, node: Node) -> Option<u64> {
+        self.host(node)?.lasting_number(node)
     }
 
     /// Gives a host file the inode number that it had in a saved tree.
-    pub(crate) fn restore_number(
-        &self,
-        node: Node,
-        number: u64,
-        changed: bool,
-    ) -> Result<(), Refused> {
-        self.host(node).ok_or(Refused::Missing)?.restore_number(node, number, changed)
+    pub(crate) fn restore_number(&self, node: Node, number: u64) -> Result<(), Refused> {
+        self.host(node).ok_or(Refused::Missing)?.restore_number(node, number)
     }
 
     /// The host directories among them.

@@ -69,7 +69,7 @@ pub(crate) struct SavedDescription {
 /// Extended attributes by file, in the order of the numbers.
 pub(super) type SavedAttributes = Vec<(u64, Vec<(Vec<u8>, Vec<u8>)>)>;
 
-/// Inode numbers of host files that are not those of their nodes, in the order of the nodes.
+/// Inode numbers of host files, in the order of the nodes.
 pub(super) type SavedNumbers = Vec<(u64, u64)>;
 
 impl SavedDescription {

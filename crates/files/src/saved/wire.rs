@@ -84,9 +84,8 @@ impl Tree {
             Some((node.0, path.as_os_str().as_encoded_bytes().to_vec()))
         };
         let layers = &self.lower.layers;
-        let numbers = hosts.iter().filter_map(|node| {
-            Some((node.0, layers.lasting_number(*node, self.nodes.get(node).is_some())?))
-        });
+        let numbers = hosts.iter();
+        let numbers = numbers.filter_map(|node| Some((node.0, layers.lasting_number(*node)?)));
         let numbers: SavedNumbers = numbers.collect();
         let form = match layers.hosts().any(|host| !host.is_numbered_by_path()) {
             true => FORM_WITH_NUMBERS,
@@ -162,7 +161,8 @@ impl Tree {
     }
 
     /// A tree out of bytes that [`Tree::saved`] gave, over the layers of this one, which must be
-    /// the same. Bytes from strangers are checked.
+    /// the same. Bytes from strangers are checked. Relatives share the inode numbers of host files:
+    /// open the layers anew for a tree of an earlier form, in which they follow from the paths.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -281,7 +281,7 @@ impl Loader<'_> {
                 damaged(format!("{} is not in the host directory any more", path.display()))
             })?;
         }
-        self.restore_numbers(&saved.nodes)?;
+        self.restore_numbers()?;
         for number in saved.gone {
             if number == Tree::ROOT.0 || self.tree.nodes.remove(&Node(number)).is_none() {
                 return Err(damaged("a removed file never existed"));
@@ -314,17 +314,20 @@ impl Loader<'_> {
         Ok(tree)
     }
 
-    /// Gives host files the inode numbers that they had. `changed` are the files of the tree.
-    fn restore_numbers(&mut self, changed: &[(u64, SavedNode)]) -> Result<(), TreeError> {
+    /// Gives host files the inode numbers that they had.
+    fn restore_numbers(&mut self) -> Result<(), TreeError> {
         let layers = &self.base.lower.layers;
         let Some(numbers) = self.numbers.take() else {
             layers.hosts().for_each(HostDirectory::number_by_path);
             return Ok(());
         };
-        let changed: BTreeSet<u64> = changed.iter().map(|(node, _)| *node).collect();
+        if !numbers.is_sorted_by(|(one, _), (two, _)| one < two) {
+            return Err(damaged("its inode numbers are out of order"));
+        }
         for (node, number) in numbers {
-            let restored = layers.restore_number(Node(node), number, changed.contains(&node));
-            restored.map_err(|_| damaged("an inode number that no host file can have"))?;
+            layers.restore_number(Node(node), number).map_err(|_| {
+                damaged("an inode number of an unknown file, or one that no host file can have")
+            })?;
         }
         Ok(())
     }

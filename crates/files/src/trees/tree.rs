@@ -231,12 +231,11 @@ impl Tree {
     }
 
     /// The inode number of a file, as programs see it: of one in a host directory, the low 32 bits
-    /// are those of its number on the host. Names of one host file have one number until one of
-    /// them is changed.
+    /// are those of its number on the host, if no other file was seen with this number before. No
+    /// two files have one number.
     #[must_use]
     pub fn inode_number(&self, node: Node) -> u64 {
-        let changed = self.nodes.get(&node).is_some();
-        self.lower.layers.inode_number(node, changed).unwrap_or(node.0)
+        self.lower.layers.inode_number(node).unwrap_or(node.0)
     }
 
     /// The host file with exactly the bytes of this one; `None` for any other.

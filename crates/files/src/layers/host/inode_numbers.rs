@@ -3,19 +3,23 @@
 //! git stores the number of a file, and reads the file again when the number differs. So a host
 //! file has the low 32 bits of its number on the host, which are those that git stores.
 //!
-//! Promises: two files of a directory tree have one number only if both are names of the same host
-//! file and the guest has changed neither. A number that a guest has seen stays, except that a name
-//! of a file with several gets another number when the guest changes it, as on overlayfs.
+//! Promises: no two files of a directory tree have one number, hard links of the host included:
+//! programs take files with one number for the same bytes, and the host or the guest may replace
+//! one of them. A number that a guest has seen stays in the guest and its relatives, and in
+//! snapshots if the file is changed or open.
 //!
-//! May break it: entries that were listed and not looked up have the number of the list, which
-//! differs from that of the file at a mount point.
+//! A file has a number that follows from its path if another file had its number first. So a second
+//! hard link has one, and a file that was renamed on the host after it was seen.
+//!
+//! May break it: in a restored guest such two files have their numbers in the order in which they
+//! are seen again.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::Stat;
 use sha2::{Digest, Sha256};
 
 use super::{HOST, HostDirectory, HostEntry};
@@ -29,53 +33,44 @@ const LAYER: u64 = HOST | 0x3fff << 48;
 /// Groups of host files with the same device and high half of the number.
 const GROUPS: u64 = 1 << 15;
 
-/// The owner of a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
-    HostFile {
-        device: u64,
-        inode: u64,
-        /// Whether it had several names.
-        linked: bool,
-    },
-    Path(Node),
-}
-
-/// The numbers of a directory tree that are in use.
+/// The numbers of a directory tree that guests have seen, with their files.
 #[derive(Debug, Default)]
-pub(super) struct InodeNumbers(HashMap<u64, Owner>);
+pub(super) struct InodeNumbers(HashMap<u64, Node>);
 
 /// The number of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FileNumber {
-    /// That of the list of its directory.
+    /// The one that the list of its directory has. Another file may have taken it.
     Listed(u64),
-    /// That of the file, and whether other names have it.
-    Settled { number: u64, linked: bool },
+    /// Its own, which it keeps.
+    Settled(u64),
 }
 
 impl InodeNumbers {
-    /// Takes `number` for `owner`, unless another has it.
-    fn claim(&mut self, number: u64, owner: Owner) -> bool {
+    /// Takes `number` for a file, unless another one has it.
+    fn claim(&mut self, number: u64, node: Node) -> bool {
         match self.0.entry(number) {
             Entry::Vacant(entry) => {
-                entry.insert(owner);
+                entry.insert(node);
                 true
             }
-            Entry::Occupied(entry) => {
-                let shared = !matches!(owner, Owner::HostFile { linked: false, .. });
-                shared && *entry.get() == owner
-            }
+            Entry::Occupied(entry) => *entry.get() == node,
         }
     }
 
-    /// The number of a path, which no other file has.
-    fn of_path(&mut self, node: Node) -> u64 {
+    /// Takes `candidate` for a file, or a number that follows from its path if another file has the
+    /// candidate or there is none.
+    fn take(&mut self, candidate: Option<u64>, node: Node) -> FileNumber {
+        if let Some(candidate) = candidate
+            && self.claim(candidate, node)
+        {
+            return FileNumber::Settled(candidate);
+        }
         let mut number = node.0 | BY_PATH;
-        while !self.claim(number, Owner::Path(node)) {
+        while !self.claim(number, node) {
             number = number & (LAYER | BY_PATH) | number.wrapping_add(1) & (BY_PATH - 1);
         }
-        number
+        FileNumber::Settled(number)
     }
 }
 
@@ -98,81 +93,58 @@ impl HostDirectory {
 
     /// Settles the number of a file with the attributes `stat`, if that was not done before.
     pub(super) fn settle(&self, node: Node, here: &mut HostEntry, stat: &Stat) {
-        if !matches!(here.number, Some(FileNumber::Settled { .. })) {
-            here.number = Some(self.settled(node, stat));
-        }
+        let candidate = || Some(self.candidate(stat.st_dev, stat.st_ino));
+        self.settled(node, here, candidate);
     }
 
-    fn settled(&self, node: Node, stat: &Stat) -> FileNumber {
-        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        let (device, inode, linked) =
-            (stat.st_dev, stat.st_ino, stat.st_nlink > 1 && !is_directory);
-        let candidate = self.candidate(device, inode);
+    /// The number of a file, which is settled with this candidate if it is not yet.
+    fn settled(
+        &self,
+        node: Node,
+        here: &mut HostEntry,
+        candidate: impl FnOnce() -> Option<u64>,
+    ) -> u64 {
+        if let Some(FileNumber::Settled(number)) = here.number {
+            return number;
+        }
+        let candidate = candidate();
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        match numbers.claim(candidate, Owner::HostFile { device, inode, linked }) {
-            true => FileNumber::Settled { number: candidate, linked },
-            false => FileNumber::Settled { number: numbers.of_path(node), linked: false },
-        }
+        let taken = here.number.insert(numbers.take(candidate, node));
+        let (FileNumber::Settled(number) | FileNumber::Listed(number)) = *taken;
+        number
     }
 
-    /// The inode number of a file that is known, which a tree has `changed` or not.
-    pub(crate) fn inode_number(&self, node: Node, changed: bool) -> u64 {
+    /// The inode number of a file that is known.
+    pub(crate) fn inode_number(&self, node: Node) -> u64 {
         if self.is_numbered_by_path() {
             return node.0;
         }
-        let known = self.lock_entries();
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.get(&node).and_then(|here| here.number) {
-            Some(FileNumber::Settled { number, linked }) if !linked || !changed => number,
-            Some(FileNumber::Listed(number))
-                if !matches!(numbers.0.get(&number), Some(Owner::Path(_))) =>
-            {
-                number
-            }
-            Some(FileNumber::Settled { .. }) => numbers.of_path(node),
-            _ => node.0 | BY_PATH,
-        }
+        let mut known = self.lock_entries();
+        let Some(here) = known.get_mut(&node) else { return node.0 | BY_PATH };
+        let listed = match here.number {
+            Some(FileNumber::Listed(number)) => Some(number),
+            _ => None,
+        };
+        self.settled(node, here, || listed)
     }
 
-    /// The inode number of a file that was looked up, for a saved tree.
-    pub(crate) fn lasting_number(&self, node: Node, changed: bool) -> Option<u64> {
-        let is_settled = {
-            let known = self.lock_entries();
-            matches!(known.get(&node)?.number, Some(FileNumber::Settled { .. }))
-        };
-        let is_lasting = is_settled && !self.is_numbered_by_path();
-        is_lasting.then(|| self.inode_number(node, changed))
+    /// The inode number of a file that a guest has seen, for a saved tree.
+    pub(crate) fn lasting_number(&self, node: Node) -> Option<u64> {
+        match self.lock_entries().get(&node)?.number? {
+            FileNumber::Settled(number) if !self.is_numbered_by_path() => Some(number),
+            _ => None,
+        }
     }
 
     /// Gives a file of a saved tree the number that it had. A file that has a number keeps it, and
     /// so does another one with this number.
-    pub(crate) fn restore_number(
-        &self,
-        node: Node,
-        number: u64,
-        changed: bool,
-    ) -> Result<(), Refused> {
+    pub(crate) fn restore_number(&self, node: Node, number: u64) -> Result<(), Refused> {
         if number & (LAYER | 1 << 63) != HOST | u64::from(self.number) << 48 {
             return Err(Refused::Invalid);
         }
-        let path = self.path(node)?;
-        let stat = self.stat_at(&path).ok().map(|(_, stat)| stat);
-        let unchanged = stat.filter(|stat| {
-            !changed && number & BY_PATH == 0 && self.candidate(stat.st_dev, stat.st_ino) == number
-        });
         let mut known = self.lock_entries();
         let here = known.get_mut(&node).ok_or(Refused::Missing)?;
-        if matches!(here.number, Some(FileNumber::Settled { .. })) {
-            return Ok(());
-        }
-        if let Some(stat) = unchanged {
-            here.number = Some(self.settled(node, &stat));
-            return Ok(());
-        }
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        if numbers.claim(number, Owner::Path(node)) {
-            here.number = Some(FileNumber::Settled { number, linked: false });
-        }
+        self.settled(node, here, || Some(number));
         Ok(())
     }
 
