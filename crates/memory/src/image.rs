@@ -21,6 +21,7 @@ mod file_owner;
 mod filler;
 mod inserter;
 mod join;
+mod layout;
 mod lazy;
 mod loss;
 mod page_origins;
@@ -35,7 +36,7 @@ pub(crate) use backing::Backing;
 use backing::Release;
 pub use borrowed_file::BorrowedFile;
 pub use build::ImageBuilder;
-pub(crate) use build::read_parts;
+pub(crate) use build::{BATCH_PAGES, batches, byte_len, read_batches};
 pub(crate) use copier::PageCopier;
 #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
 pub use file::ImageFile;
@@ -268,7 +269,9 @@ impl Image {
         build::check_sorted(changed, pages)?;
         let mut extents = self.kept_extents(pages, changed);
         // SAFETY: the caller's promise, passed on.
-        let stored = unsafe { build::store_nonzero(changed, source, Release::Pages)? };
+        let stored = unsafe {
+            build::store_nonzero(changed, source, Release::Pages, build::is_free(&extents))?
+        };
         extents.extend(stored);
         extents.sort_by_key(|e| e.range.start);
         Ok(Image::from_extents(pages, extents))

@@ -14,7 +14,7 @@
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
-use crate::image::{is_zero, read_parts};
+use crate::image::{BATCH_PAGES, batches, byte_len, is_zero, read_batches};
 use crate::slot::adapt::{Adaptation, NextAction};
 use crate::tracker::push_run;
 use crate::write_set::WriteSet;
@@ -98,6 +98,17 @@ impl<E: std::error::Error + 'static> From<SysError> for RemoteError<E> {
     fn from(error: SysError) -> Self {
         Self::Image(error.into())
     }
+}
+
+/// Maximum pages whose content a freeze keeps between their comparison and their copy: 4 MiB. It
+/// reads the changed pages behind them twice.
+const MAX_KEPT: usize = 1024;
+
+/// Pages that differ from an image and are not zero.
+struct ChangedContent {
+    pages: Vec<PageRange>,
+    /// The content of the first of them.
+    kept: Vec<u8>,
 }
 
 /// Memory of another process that holds one image and returns to it.
@@ -272,6 +283,44 @@ impl RemoteSlot {
         Ok(())
     }
 
+    /// Those of `runs` whose bytes differ from the image, and the content of those that hold
+    /// something. Reads each page once.
+    fn read_changed<R: Remote>(
+        &self,
+        remote: &mut R,
+        runs: &[PageRange],
+    ) -> Result<(Vec<PageRange>, ChangedContent), RemoteError<R::Error>> {
+        let (mut changed, mut pages) = (Vec::new(), Vec::new());
+        let room = byte_len(runs).min((MAX_KEPT + BATCH_PAGES) * PAGE_SIZE);
+        // Kept pages, and behind them the present batch.
+        let mut buffer = vec![0; room];
+        let (mut kept, mut is_full) = (0, false);
+        for batch in batches(runs) {
+            let first = kept;
+            let end = first + byte_len(&batch);
+            remote.read(&batch, &mut buffer[first..end]).map_err(RemoteError::Owner)?;
+            let numbers = batch.iter().flat_map(|part| part.start..part.end());
+            for (page, at) in numbers.zip((first..end).step_by(PAGE_SIZE)) {
+                let live = &buffer[at..at + PAGE_SIZE];
+                if self.image.page_is(page, live) {
+                    continue;
+                }
+                push_run(&mut changed, PageRange::new(page, 1));
+                if is_zero(live) {
+                    continue;
+                }
+                push_run(&mut pages, PageRange::new(page, 1));
+                is_full |= kept == MAX_KEPT * PAGE_SIZE;
+                if !is_full {
+                    buffer.copy_within(at..at + PAGE_SIZE, kept);
+                    kept += PAGE_SIZE;
+                }
+            }
+        }
+        buffer.truncate(kept);
+        Ok((changed, ChangedContent { pages, kept: buffer }))
+    }
+
     /// Those of `runs` whose bytes differ from the image.
     fn changed<R: Remote>(
         &self,
@@ -307,34 +356,25 @@ impl RemoteSlot {
         pages: usize,
         UnreportedPages { placed, borrowed, gone }: &UnreportedPages<'_>,
     ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
-        let (changed, mut stored) = self.guarded::<_, R>(|slot| {
+        let (changed, mut content) = self.guarded::<_, R>(|slot| {
             slot.take(remote)?;
             let mut looked_at = WriteSet::default();
             looked_at.learn(&slot.runs);
             looked_at.learn(placed);
             gone.iter().for_each(|range| looked_at.forget(*range));
-            let (mut changed, mut stored) = (Vec::new(), Vec::new());
-            read_runs(remote, &looked_at.runs(), |page, live| {
-                if !slot.image.page_is(page, live) {
-                    push_run(&mut changed, PageRange::new(page, 1));
-                    if !is_zero(live) {
-                        push_run(&mut stored, PageRange::new(page, 1));
-                    }
-                }
-            })?;
-            Ok((changed, stored))
+            slot.read_changed(remote, &looked_at.runs())
         })?;
         let mut replaced = WriteSet::default();
         replaced.learn(planted::but_last(Bug::Freeze, &changed));
-        // Each is within one run of changed pages; a planted bug leaves one out.
-        stored.retain(|run| replaced.count_in(*run) > 0);
+        // Each is within one run of changed pages; a planted bug leaves one out, behind the others.
+        content.pages.retain(|run| replaced.count_in(*run) > 0);
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
-        // They are read once more, while nothing runs that could change them: kept since, they
-        // would take as much memory again.
+        // Pages that were not kept are read once more, while nothing runs that could change them.
         let read =
             |runs: &[PageRange], out: &mut [u8]| remote.read(runs, out).map_err(RemoteError::Owner);
-        let image = self.image.with_pages(pages, &replaced.runs(), &stored, read);
+        let (stored, kept) = (&content.pages, &content.kept);
+        let image = self.image.with_pages(pages, &replaced.runs(), stored, kept, read);
         self.failed |= matches!(image, Err(RemoteError::Owner(_)));
         let image = image?;
         // A range written before it was mapped anew is copied as well, with the same result.
@@ -441,9 +481,12 @@ fn read_runs<R: Remote>(
 ) -> Result<(), RemoteError<R::Error>> {
     let read =
         |part: &[PageRange], live: &mut [u8]| remote.read(part, live).map_err(RemoteError::Owner);
-    read_parts(runs, read, |piece, live| {
-        let pages = piece.start..piece.end();
+    read_batches(runs, read, |batch, live| {
+        let pages = batch.iter().flat_map(|part| part.start..part.end());
         pages.zip(live.chunks_exact(PAGE_SIZE)).for_each(|(page, bytes)| each(page, bytes));
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests;

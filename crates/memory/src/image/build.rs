@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::Read;
-use std::sync::Arc;
 
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, SysError};
 
 use super::backing::Release;
+use super::layout::BackingLayout;
 use super::{Backing, Extent, Image, is_zero};
 use crate::ImageError;
 
@@ -88,14 +88,19 @@ impl ImageBuilder {
             push_page(&mut runs, page);
         }
         let mut pieces = Vec::new();
-        store(&runs, Release::Whole, |file, runs, at| {
-            pieces.clear();
-            let pages = runs.iter().flat_map(|run| run.start..run.end());
-            let content = pages.filter_map(|page| self.content.get(&page));
-            pieces.extend(content.map(|page| (page.as_ptr(), PAGE_SIZE)));
-            // SAFETY: the pieces are the builder's own pages.
-            unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
-        })
+        store(
+            &runs,
+            Release::Whole,
+            |_| true,
+            |file, runs, at| {
+                pieces.clear();
+                let pages = runs.iter().flat_map(|run| run.start..run.end());
+                let content = pages.filter_map(|page| self.content.get(&page));
+                pieces.extend(content.map(|page| (page.as_ptr(), PAGE_SIZE)));
+                // SAFETY: the pieces are the builder's own pages.
+                unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
+            },
+        )
     }
 }
 
@@ -109,8 +114,9 @@ impl Image {
     /// [`ImageError::System`] when memory or descriptors ran out.
     pub unsafe fn capture(source: *const u8, pages: usize) -> Result<Image, ImageError> {
         // SAFETY: the caller's promise, passed on.
-        let extents =
-            unsafe { store_nonzero(&[PageRange::new(0, pages)], source, Release::Whole)? };
+        let extents = unsafe {
+            store_nonzero(&[PageRange::new(0, pages)], source, Release::Whole, |_| true)?
+        };
         Ok(Image::from_extents(pages, extents))
     }
 
@@ -168,6 +174,7 @@ pub(super) fn check_sorted(ranges: &[PageRange], pages: usize) -> Result<(), Ima
 }
 
 /// Stores those pages of `ranges` that are not zero, read at `source` (the address of page 0).
+/// `can_bridge` as for [`super::layout::bridged_gaps`].
 ///
 /// # Safety
 /// Every page of `ranges` must be readable at `source` and stay unchanged through the call.
@@ -175,6 +182,7 @@ pub(super) unsafe fn store_nonzero(
     ranges: &[PageRange],
     source: *const u8,
     release: Release,
+    can_bridge: impl Fn(PageRange) -> bool,
 ) -> Result<Vec<Extent>, ImageError> {
     let mut runs = Vec::new();
     for range in ranges {
@@ -188,7 +196,7 @@ pub(super) unsafe fn store_nonzero(
         }
     }
     let mut pieces = Vec::new();
-    store(&runs, release, |file, runs, at| {
+    store(&runs, release, can_bridge, |file, runs, at| {
         pieces.clear();
         // SAFETY: as above.
         let piece = |run: &PageRange| unsafe { (source.add(run.byte_start()), run.byte_len()) };
@@ -215,132 +223,113 @@ pub(super) unsafe fn store_pages(
     // Runs come in order, and so do their pages.
     let mut left = content.iter().map(|(_, at)| *at);
     let mut pieces: Vec<(*const u8, usize)> = Vec::new();
-    store(&runs, release, |file, runs, at| {
-        pieces.clear();
-        for page in left.by_ref().take(runs.iter().map(|run| run.len).sum()) {
-            match pieces.last_mut() {
-                Some((start, len)) if start.wrapping_add(*len) == page => *len += PAGE_SIZE,
-                _ => pieces.push((page, PAGE_SIZE)),
+    store(
+        &runs,
+        release,
+        |_| true,
+        |file, runs, at| {
+            pieces.clear();
+            for page in left.by_ref().take(runs.iter().map(|run| run.len).sum()) {
+                match pieces.last_mut() {
+                    Some((start, len)) if start.wrapping_add(*len) == page => *len += PAGE_SIZE,
+                    _ => pieces.push((page, PAGE_SIZE)),
+                }
             }
-        }
-        // SAFETY: as above.
-        unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
-    })
-}
-
-/// Maximum mappings that a slot should need for one backing.
-const MAX_RUNS: usize = 256;
-/// Gaps of up to this many pages are always kept as holes.
-const SMALL_GAP: usize = 16;
-
-/// The smallest gap limit that leaves at most [`MAX_RUNS`] runs: gaps up to it become holes in the
-/// backing, so that the runs on both sides can be mapped as one. A hole takes no memory until a
-/// guest reads it through such a mapping.
-pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
-    let mut gaps: Vec<usize> = runs.windows(2).map(|w| w[1].start - w[0].end()).collect();
-    gaps.sort_unstable();
-    let kept_apart = (MAX_RUNS - 1).min(gaps.len());
-    match gaps.len() - kept_apart {
-        0 => SMALL_GAP,
-        merged => gaps[merged - 1].max(SMALL_GAP),
-    }
-}
-
-/// The places of `runs` in a separate backing: one after the other, except for small gaps between
-/// them.
-fn places(runs: &[PageRange]) -> Vec<PageRange> {
-    let limit = gap_limit(runs);
-    let mut places = Vec::with_capacity(runs.len());
-    let mut at = 0;
-    let mut previous_end = runs.first().map_or(0, |first| first.start);
-    for run in runs {
-        let gap = run.start - previous_end;
-        at += if gap <= limit { gap } else { 0 };
-        places.push(PageRange::new(at, run.len));
-        at += run.len;
-        previous_end = run.end();
-    }
-    places
-}
-
-/// `runs`, stored at `places` of a backing.
-fn extents(runs: &[PageRange], places: &[PageRange], backing: &Arc<Backing>) -> Vec<Extent> {
-    let extent = |(run, place): (&PageRange, &PageRange)| Extent {
-        range: *run,
-        backing: backing.clone(),
-        at: place.start,
-    };
-    runs.iter().zip(places).map(extent).collect()
+            // SAFETY: as above.
+            unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
+        },
+    )
 }
 
 /// Packs `runs` into a new backing. `write` gets those that follow one another there, and the page
-/// at which they begin.
+/// at which they begin. `can_bridge` as for [`super::layout::bridged_gaps`].
 fn store(
     runs: &[PageRange],
     release: Release,
+    can_bridge: impl Fn(PageRange) -> bool,
     mut write: impl FnMut(&Memfd, &[PageRange], usize) -> Result<(), SysError>,
 ) -> Result<Vec<Extent>, ImageError> {
     if runs.is_empty() {
         return Ok(Vec::new());
     }
-    let places = places(runs);
-    let backing = Backing::create::<SysError>(places.clone(), release, |file, start| {
-        let mut from = 0;
-        while from < runs.len() {
-            let follow = places[from..].windows(2).take_while(|w| w[0].end() == w[1].start);
-            let to = from + 1 + follow.count();
-            write(file, &runs[from..to], start + places[from].start)?;
-            from = to;
-        }
-        Ok(())
+    let layout = BackingLayout::new(runs, can_bridge);
+    let places = layout.places().to_vec();
+    let backing = Backing::create::<SysError>(places, release, |file, start| {
+        layout.groups().try_for_each(|(runs, first)| write(file, runs, start + first))
     })?;
-    Ok(extents(runs, &places, &backing))
+    Ok(layout.extents(&backing))
 }
 
 /// Pages that are read at a time.
-const BATCH_PAGES: usize = 256;
+pub(crate) const BATCH_PAGES: usize = 256;
 
-/// Reads the pages of `runs` through `read` in batches, one run after the other, and passes them to
-/// `each`, one run or a part of one per call.
-pub(crate) fn read_parts<E>(
+/// `runs`, cut into parts of [`BATCH_PAGES`] pages.
+pub(crate) fn batches(runs: &[PageRange]) -> impl Iterator<Item = Vec<PageRange>> {
+    let (mut at, mut taken) = (0, 0);
+    std::iter::from_fn(move || {
+        let mut batch = Vec::new();
+        let mut left = BATCH_PAGES;
+        while let Some(run) = runs.get(at).filter(|_| left > 0) {
+            let part = PageRange::new(run.start + taken, left.min(run.len - taken));
+            (taken, left) = (taken + part.len, left - part.len);
+            if taken == run.len {
+                (at, taken) = (at + 1, 0);
+            }
+            if part.len > 0 {
+                batch.push(part);
+            }
+        }
+        (!batch.is_empty()).then_some(batch)
+    })
+}
+
+/// Reads the pages of `runs` through `read` in batches, one run after the other, and passes each
+/// batch and its bytes to `each`.
+pub(crate) fn read_batches<E>(
     runs: &[PageRange],
     mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
-    mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
+    mut each: impl FnMut(&[PageRange], &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let all: usize = runs.iter().map(|run| run.len).sum();
     let mut buffer = vec![0; all.min(BATCH_PAGES) * PAGE_SIZE];
-    let mut hand = |part: &[PageRange]| {
-        let bytes = &mut buffer[..part.iter().map(|piece| piece.byte_len()).sum()];
-        read(part, bytes)?;
-        let mut rest = &*bytes;
-        part.iter().try_for_each(|piece| {
-            let (bytes, after) = rest.split_at(piece.byte_len());
-            rest = after;
-            each(*piece, bytes)
-        })
-    };
-    let mut part: Vec<PageRange> = Vec::new();
-    let mut left = BATCH_PAGES;
+    batches(runs).try_for_each(|batch| {
+        let bytes = &mut buffer[..byte_len(&batch)];
+        read(&batch, bytes)?;
+        each(&batch, bytes)
+    })
+}
+
+/// Bytes of the pages of `runs`.
+pub(crate) fn byte_len(runs: &[PageRange]) -> usize {
+    runs.iter().map(|run| run.byte_len()).sum()
+}
+
+/// `runs` up to their first `pages` pages, and from there on.
+fn split(runs: &[PageRange], pages: usize) -> (Vec<PageRange>, Vec<PageRange>) {
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    let mut left = pages;
     for run in runs {
-        let mut at = run.start;
-        while at < run.end() {
-            let piece = PageRange::new(at, left.min(run.end() - at));
-            part.push(piece);
-            (at, left) = (piece.end(), left - piece.len);
-            if left == 0 {
-                hand(&part)?;
-                part.clear();
-                left = BATCH_PAGES;
-            }
-        }
+        let now = left.min(run.len);
+        left -= now;
+        first.extend((now > 0).then_some(PageRange::new(run.start, now)));
+        rest.extend((now < run.len).then_some(PageRange::new(run.start + now, run.len - now)));
     }
-    if part.is_empty() { Ok(()) } else { hand(&part) }
+    (first, rest)
+}
+
+/// Whether none of `extents`, which are in order, has a page in a range.
+pub(super) fn is_free(extents: &[Extent]) -> impl Fn(PageRange) -> bool {
+    |range| {
+        let at = extents.partition_point(|extent| extent.range.end() <= range.start);
+        extents.get(at).is_none_or(|extent| extent.range.start >= range.end())
+    }
 }
 
 impl Image {
-    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something,
-    /// which `read` puts into bytes, a few runs after one another at a time. Both are sorted and
-    /// disjoint, and all of `stored` is in `changed`. Shares the rest.
+    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something.
+    /// `kept` is the content of the first of these, and `read` puts that of the others into bytes, a
+    /// few runs after one another at a time. Both lists are sorted and disjoint, and all of `stored`
+    /// is in `changed`. Shares the rest.
     ///
     /// # Errors
     /// As [`ImageBuilder::build`], when the pages violate this, and any error of `read`.
@@ -349,21 +338,23 @@ impl Image {
         pages: usize,
         changed: &[PageRange],
         stored: &[PageRange],
+        kept: &[u8],
         read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
     ) -> Result<Image, E> {
         check_sorted(changed, pages)?;
         check_sorted(stored, pages)?;
         let mut all = self.kept_extents(pages, changed);
         if !stored.is_empty() {
-            let places = places(stored);
-            let backing = Backing::create(places.clone(), Release::Pages, |file, start| {
-                read_parts(stored, read, |piece, bytes| {
-                    let at = stored.partition_point(|run| run.end() <= piece.start);
-                    let page = start + places[at].start + piece.start - stored[at].start;
-                    Ok::<(), E>(file.write_at(bytes, page * PAGE_SIZE)?)
+            let layout = BackingLayout::new(stored, is_free(&all));
+            let places = layout.places().to_vec();
+            let backing = Backing::create(places, Release::Pages, |file, start| {
+                let (first, rest) = split(stored, kept.len() / PAGE_SIZE);
+                layout.write(file, start, &first, &kept[..byte_len(&first)])?;
+                read_batches(&rest, read, |batch, bytes| {
+                    Ok::<(), E>(layout.write(file, start, batch, bytes)?)
                 })
             })?;
-            all.extend(extents(stored, &places, &backing));
+            all.extend(layout.extents(&backing));
             all.sort_by_key(|extent| extent.range.start);
         }
         Ok(Image::from_extents(pages, all))

@@ -15,6 +15,7 @@ use afresh_sys::{PageRange, Protection, Reservation};
 
 use super::backing::FillState;
 use super::filler::{FaultOutcome, Filler};
+use super::layout::bridged_gaps;
 use super::{Extent, Image, Inserter, PageLoss, build};
 use crate::ImageError;
 
@@ -31,13 +32,13 @@ impl Image {
     ) -> Result<Image, E> {
         build::check_sorted(stored, pages)?;
         let stored: Vec<PageRange> = stored.iter().copied().filter(|run| !run.is_empty()).collect();
-        let limit = build::gap_limit(&stored);
-        // Ranges that slots map as one: small gaps are filled with zeros rather than split a
+        let bridged = bridged_gaps(&stored, |_| true);
+        // Ranges that slots map as one: bridged gaps are filled with zeros rather than split a
         // mapping.
         let mut joined: Vec<PageRange> = Vec::new();
-        for run in &stored {
+        for (number, run) in stored.iter().enumerate() {
             match joined.last_mut() {
-                Some(last) if run.start - last.end() <= limit => last.len = run.end() - last.start,
+                Some(last) if bridged[number - 1] => last.len = run.end() - last.start,
                 _ => joined.push(*run),
             }
         }

@@ -1,0 +1,202 @@
+//! The layout of a backing: the place of each run of pages in its file.
+//!
+//! Runs are stored one after the other. Between some of them is a hole, as long as the gap between
+//! the runs in the image, so that both are mapped as one. A hole takes no memory until a guest
+//! reads it through such a mapping.
+//!
+//! Promises: places are in the order of the runs and do not overlap. Where the gaps allow it, a
+//! slot needs at most [`MAX_RUNS`] mappings for a backing.
+
+use std::sync::Arc;
+
+use afresh_sys::{Memfd, PAGE_SIZE, PageRange, SysError};
+
+use super::{Backing, Extent};
+
+/// Maximum mappings that a slot should need for one backing.
+const MAX_RUNS: usize = 256;
+/// Gaps of up to this many pages are always bridged.
+const SMALL_GAP: usize = 16;
+
+/// Which of the gaps between `runs` are bridged: small ones, and as many others as leave at most
+/// [`MAX_RUNS`] mappings, the shortest first. A gap for which `can_bridge` is false is never
+/// bridged, because its ends are two mappings in any case.
+pub(super) fn bridged_gaps(
+    runs: &[PageRange],
+    can_bridge: impl Fn(PageRange) -> bool,
+) -> Vec<bool> {
+    let gap = |pair: &[PageRange]| PageRange::new(pair[0].end(), pair[1].start - pair[0].end());
+    let mut bridged = vec![false; runs.len().saturating_sub(1)];
+    let mut others = Vec::new();
+    let mut apart = 0;
+    for (at, gap) in runs.windows(2).map(gap).enumerate() {
+        if gap.len > 0 && !can_bridge(gap) {
+            apart += 1;
+        } else if gap.len <= SMALL_GAP {
+            bridged[at] = true;
+        } else {
+            others.push((gap.len, at));
+        }
+    }
+    let excess = (apart + others.len()).saturating_sub(MAX_RUNS - 1);
+    others.sort_unstable();
+    others.iter().take(excess).for_each(|(_, at)| bridged[*at] = true);
+    bridged
+}
+
+/// Runs of pages, and the place of each in a backing.
+pub(super) struct BackingLayout<'a> {
+    runs: &'a [PageRange],
+    places: Vec<PageRange>,
+}
+
+impl<'a> BackingLayout<'a> {
+    /// Places for `runs`, which are in order and do not overlap. `can_bridge` as for
+    /// [`bridged_gaps`].
+    pub(super) fn new(runs: &'a [PageRange], can_bridge: impl Fn(PageRange) -> bool) -> Self {
+        let bridged = bridged_gaps(runs, can_bridge);
+        let mut places = Vec::with_capacity(runs.len());
+        let mut at = 0;
+        for (number, run) in runs.iter().enumerate() {
+            if number > 0 && bridged[number - 1] {
+                at += run.start - runs[number - 1].end();
+            }
+            places.push(PageRange::new(at, run.len));
+            at += run.len;
+        }
+        Self { runs, places }
+    }
+
+    pub(super) fn places(&self) -> &[PageRange] {
+        &self.places
+    }
+
+    /// The runs as parts of `backing`.
+    pub(super) fn extents(&self, backing: &Arc<Backing>) -> Vec<Extent> {
+        let extent = |(run, place): (&PageRange, &PageRange)| Extent {
+            range: *run,
+            backing: backing.clone(),
+            at: place.start,
+        };
+        self.runs.iter().zip(&self.places).map(extent).collect()
+    }
+
+    /// Runs that follow one another in the backing, and the page there at which they begin.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (&[PageRange], usize)> {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let first = self.places.get(from)?.start;
+            let follow = self.places[from..].windows(2).take_while(|w| w[0].end() == w[1].start);
+            let to = from + 1 + follow.count();
+            let runs = &self.runs[from..to];
+            from = to;
+            Some((runs, first))
+        })
+    }
+
+    /// Writes `bytes`, the content of `parts` of the runs, to the backing that begins at page
+    /// `start` of `file`. Parts that follow one another there are one write.
+    pub(super) fn write(
+        &self,
+        file: &Memfd,
+        start: usize,
+        parts: &[PageRange],
+        bytes: &[u8],
+    ) -> Result<(), SysError> {
+        let place = |part: &PageRange| {
+            let at = self.runs.partition_point(|run| run.end() <= part.start);
+            self.places[at].start + part.start - self.runs[at].start
+        };
+        let mut rest = bytes;
+        let mut parts = parts.iter().peekable();
+        while let Some(part) = parts.next() {
+            let first = place(part);
+            let mut end = first + part.len;
+            while let Some(next) = parts.next_if(|next| place(next) == end) {
+                end += next.len;
+            }
+            let (now, later) = rest.split_at((end - first) * PAGE_SIZE);
+            file.write_at(now, (start + first) * PAGE_SIZE)?;
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs of one page, `stride` pages from one another.
+    fn scattered(count: usize, stride: usize) -> Vec<PageRange> {
+        (0..count).map(|n| PageRange::new(7 + n * stride, 1)).collect()
+    }
+
+    #[test]
+    fn equal_gaps_are_bridged_only_as_far_as_the_mappings_need_it() {
+        for (count, excess) in [(256, 0), (257, 1), (300, 44)] {
+            let runs = scattered(count, 1000);
+            let bridged = bridged_gaps(&runs, |_| true);
+            assert_eq!(bridged.iter().filter(|bridged| **bridged).count(), excess);
+            let layout = BackingLayout::new(&runs, |_| true);
+            let end = layout.places().last().unwrap().end();
+            assert_eq!(end, count + excess * 999);
+        }
+    }
+
+    #[test]
+    fn the_shortest_gaps_are_bridged_first() {
+        let mut runs = scattered(300, 1000);
+        // A run of which both gaps are shorter than the others, and one with a small gap.
+        runs[100].start -= 100;
+        runs[200].start -= 990;
+        let bridged = bridged_gaps(&runs, |_| true);
+        assert!(bridged[99] && bridged[199]);
+        assert_eq!(bridged.iter().filter(|bridged| **bridged).count(), 44);
+    }
+
+    #[test]
+    fn gaps_with_pages_of_another_backing_are_not_bridged() {
+        let runs = scattered(300, 3);
+        let layout = BackingLayout::new(&runs, |gap| gap.start > 500);
+        let bridged = bridged_gaps(&runs, |gap| gap.start > 500);
+        for (pair, bridged) in runs.windows(2).zip(bridged) {
+            assert_eq!(bridged, pair[0].end() > 500);
+        }
+        let (first, at) = layout.groups().next().unwrap();
+        assert_eq!((first.len(), at), (166, 0));
+        let runs: Vec<_> = layout.groups().flat_map(|(runs, _)| runs).copied().collect();
+        assert_eq!(runs, layout.runs);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "reads the file through a descriptor")]
+    fn parts_of_runs_are_written_to_their_places() {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileExt;
+
+        const START: usize = 3;
+        let runs = [PageRange::new(2, 3), PageRange::new(9, 2), PageRange::new(100, 4)];
+        let layout = BackingLayout::new(&runs, |gap| gap.start < 9);
+        let parts = [
+            PageRange::new(2, 1),
+            PageRange::new(3, 2),
+            PageRange::new(10, 1),
+            PageRange::new(100, 2),
+            PageRange::new(103, 1),
+        ];
+        let pages = parts.iter().flat_map(|part| part.start..part.end());
+        let bytes: Vec<u8> = pages.flat_map(|page| [page as u8; PAGE_SIZE]).collect();
+        let file = Memfd::new(c"layout").unwrap();
+        layout.write(&file, START, &parts, &bytes).unwrap();
+        let file = std::fs::File::from(file.as_fd().try_clone_to_owned().unwrap());
+        // Four pages between the first two runs are a hole, and the third follows the second.
+        let places = [(2, 0), (3, 1), (4, 2), (10, 8), (100, 9), (101, 10), (103, 12)];
+        let mut page = [0; PAGE_SIZE];
+        for at in 0..13 {
+            let expected = places.iter().find(|place| place.1 == at).map_or(0, |place| place.0);
+            file.read_exact_at(&mut page, ((START + at) * PAGE_SIZE) as u64).unwrap();
+            assert_eq!(page, [expected; PAGE_SIZE], "page {at}");
+        }
+    }
+}
