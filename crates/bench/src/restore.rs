@@ -14,6 +14,7 @@ mod rivals;
 mod run;
 mod running;
 mod save;
+mod second;
 mod writer;
 
 use std::path::PathBuf;

@@ -11,10 +11,10 @@ use anyhow::{Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-use super::Options;
 use super::corpus::{Scratch, evict, huge_memfd, shuffled, word, write_file, write_set};
 use super::report::{Delays, Line, Sample};
 use super::rivals::Rival;
+use super::{Options, second};
 use crate::Sink;
 use crate::row::quantile;
 
@@ -258,6 +258,9 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             };
             sink(&line.row());
         }
+    }
+    if options.filter.as_ref().is_none_or(|part| second::CASE.contains(part.as_str())) {
+        second::run(options, sink)?;
     }
     Ok(())
 }

@@ -2,6 +2,14 @@
 //!
 //! A blob exists under its digest only once all of it is on disk. A writer that is dropped or
 //! killed before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
+//!
+//! The files of a snapshot are made durable together ([`BlobWriter::finish`], then
+//! [`BlobWriter::sync`]): the disk begins to write each of them, and only then is the first one
+//! synced. `sync_file_range` allocates the blocks of a file and starts its writes. So the blocks of
+//! all files are in the present transaction of ext4, or in the log of XFS, when the first `fsync`
+//! commits it. That commit is the expensive part, and the `fsync` of each other file finds it done.
+//! Nothing depends on it: each file has its own `fsync`, which returns when the file is durable,
+//! before the file gets its name.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -121,8 +129,10 @@ pub(crate) struct BlobWriter {
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
     hashing: BlobHash,
-    /// The digest, once closed.
+    /// The digest, once all bytes are written.
     digest: Option<Sha256>,
+    /// Whether the bytes of a separate file are durable.
+    is_durable: bool,
 }
 
 /// Where a blob is written.
@@ -160,7 +170,17 @@ impl BlobWriter {
 
     fn new(target: Target, file: File) -> Self {
         let hashing = BlobHash::new();
-        Self { target, file, len: 0, unsent: 0, began: None, sealer: None, hashing, digest: None }
+        Self {
+            target,
+            file,
+            len: 0,
+            unsent: 0,
+            began: None,
+            sealer: None,
+            hashing,
+            digest: None,
+            is_durable: false,
+        }
     }
 
     /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are
@@ -222,11 +242,16 @@ impl BlobWriter {
         self.unsent += bytes.len();
         if self.unsent >= WRITE_BEHIND {
             self.unsent = 0;
-            // A hint: without it, the fsync at the end does all of the work, and says what fails.
-            #[cfg(unix)]
-            let _ = begin_writing(self.file.as_fd());
+            self.begin_writing();
         }
         Ok(())
+    }
+
+    /// Has the disk begin to write. A hint: without it, the fsync at the end does all of the work,
+    /// and reports errors.
+    fn begin_writing(&self) {
+        #[cfg(unix)]
+        let _ = begin_writing(self.file.as_fd());
     }
 
     /// When its first bytes were written, if any were.
@@ -238,31 +263,58 @@ impl BlobWriter {
         SaveError::io(self.path(), io::Error::other("the hashing thread has ended"))
     }
 
-    /// Makes the bytes of a separate file durable, and waits for their digest.
-    fn join(&mut self) -> Result<Sha256, SaveError> {
+    /// Writes the end of a sealed blob.
+    fn write_end(&mut self) -> Result<(), SaveError> {
         if let Some(sealer) = self.sealer.take() {
             let mut end = self.buffer(0);
             sealer.finish(&mut end)?;
             self.write(end)?;
         }
         self.hashing.close();
-        if let Target::Own { .. } = self.target {
+        Ok(())
+    }
+
+    /// Digest and length of a blob whose bytes are all written.
+    fn digest(&mut self) -> Result<(Sha256, u64), SaveError> {
+        let digest = match self.digest {
+            Some(digest) => digest,
+            None => self.hashing.finish().ok_or_else(|| self.ended())?,
+        };
+        self.digest = Some(digest);
+        Ok((digest, self.len))
+    }
+
+    /// Ends the blob, and returns digest and length. The disk begins to write a separate file,
+    /// which is durable after [`BlobWriter::sync`].
+    pub(crate) fn finish(&mut self) -> Result<(Sha256, u64), SaveError> {
+        if self.digest.is_none() {
+            self.write_end()?;
+            if let Target::Own { .. } = self.target {
+                self.begin_writing();
+            }
+        }
+        self.digest()
+    }
+
+    /// Makes the bytes of a separate file durable.
+    pub(crate) fn sync(&mut self) -> Result<(), SaveError> {
+        if let (Target::Own { .. }, false) = (&self.target, self.is_durable) {
             point();
             self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;
             synced(&self.file);
+            self.is_durable = true;
         }
-        self.hashing.finish().ok_or_else(|| self.ended())
+        Ok(())
     }
 
     /// Ends the blob, whose own file is durable then, and returns digest and length.
     /// A blob that is closed stays so.
     pub(crate) fn close(&mut self) -> Result<(Sha256, u64), SaveError> {
-        let digest = match self.digest {
-            Some(digest) => digest,
-            None => self.join()?,
-        };
-        self.digest = Some(digest);
-        Ok((digest, self.len))
+        if self.digest.is_none() {
+            self.write_end()?;
+        }
+        self.sync()?;
+        self.digest()
     }
 
     /// Renames the file of a closed blob to its digest; the caller syncs the directory once for all

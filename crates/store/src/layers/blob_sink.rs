@@ -21,6 +21,12 @@ pub(crate) trait BlobSink {
     /// Ends a blob, and returns its digest and length.
     fn end(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError>;
 
+    /// Ends a blob before others of the same snapshot, and returns its digest and length. It is
+    /// durable and has its name after the next [`BlobSink::end`].
+    fn hold(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
+        self.end(blob)
+    }
+
     /// Adds a layer of another snapshot where it is missing.
     fn keep(&mut self, layer: &Layer) -> Result<(), SaveError>;
 

@@ -76,8 +76,6 @@ impl Store {
         expected: ExpectedName,
     ) -> Result<(), SaveError> {
         check_name(name)?;
-        let dir = self.blob_dir();
-        sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
         let _lock = self.lock_index()?;
         let descriptor = id.map(|id| self.described(id, name)).transpose()?;
         let mut index = self.index()?;
@@ -90,7 +88,10 @@ impl Store {
             }
         }
         index.rename(name, descriptor);
-        self.put_file(INDEX_FILE, &index.bytes()?)?;
+        let next = self.next_file(INDEX_FILE, &index.bytes()?)?;
+        let dir = self.blob_dir();
+        sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
+        next.place()?;
         let named = |it: &Descriptor| index.manifests.iter().any(|other| other.digest == it.digest);
         if let Some(journal) = journal
             && before.is_some_and(|it| !named(&it))

@@ -49,6 +49,8 @@ pub(crate) struct Staging {
     generation: u32,
     /// The time of the first write to a blob that has ended.
     first_write: Option<Instant>,
+    /// Blobs that have ended and have no name yet.
+    held: Vec<BlobWriter>,
 }
 
 impl Store {
@@ -70,7 +72,8 @@ impl Store {
             .map_err(|e| SaveError::io(&path, e))?;
         drop(gate);
         let (store, generation) = (self.clone(), fork::generation());
-        Ok(Staging { store, id, path, marker, locks, generation, first_write: None })
+        let held = Vec::new();
+        Ok(Staging { store, id, path, marker, locks, generation, first_write: None, held })
     }
 
     /// Notes what living writers have staged, and removes the markers of dead ones. Returns the
@@ -151,6 +154,24 @@ impl Staging {
         self.first_write
     }
 
+    /// Notes when the first bytes of a blob were written.
+    fn note_first_write(&mut self, blob: &BlobWriter) {
+        let times = [self.first_write, blob.began()];
+        self.first_write = times.into_iter().flatten().min();
+    }
+
+    /// Makes the held blobs durable, and gives them their names.
+    fn place_held(&mut self) -> Result<(), SaveError> {
+        let mut held = std::mem::take(&mut self.held);
+        held.iter_mut().try_for_each(BlobWriter::sync)?;
+        let digests = held.iter_mut().map(|blob| Ok(blob.finish()?.0));
+        let digests = digests.collect::<Result<Vec<_>, SaveError>>()?;
+        let names: Vec<_> = digests.iter().map(|digest| digest.hex()).collect();
+        // One lock for all.
+        let _gate = self.mark(&names.join("\n"))?;
+        held.iter_mut().zip(digests).try_for_each(|(blob, digest)| blob.place(digest))
+    }
+
     /// Whether the store has a blob of this digest and length, which stays then.
     pub(crate) fn has(&mut self, digest: Sha256, size: u64) -> Result<bool, SaveError> {
         let path = self.store.blob_path(digest);
@@ -186,10 +207,16 @@ impl BlobSink for Staging {
 
     fn end(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
         let closed = blob.close()?;
-        let times = [self.first_write, blob.began()];
-        self.first_write = times.into_iter().flatten().min();
-        let _gate = self.mark(&closed.0.hex())?;
-        blob.place(closed.0).map(|()| closed)
+        self.note_first_write(&blob);
+        self.held.push(blob);
+        self.place_held().map(|()| closed)
+    }
+
+    fn hold(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
+        let ended = blob.finish()?;
+        self.note_first_write(&blob);
+        self.held.push(blob);
+        Ok(ended)
     }
 
     fn keep_all(&mut self, layers: &[Layer]) -> Result<(), SaveError> {

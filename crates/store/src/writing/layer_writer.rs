@@ -97,7 +97,8 @@ struct Writer<'a> {
     compressor: Option<zstd::bulk::Compressor<'static>>,
 }
 
-/// Writes the layer that `plan` describes, with pages read from `source`.
+/// Writes the layer that `plan` describes, with pages read from `source`. The manifest that follows
+/// makes it durable and gives it its name.
 pub(crate) fn write_layer(
     shelf: &mut dyn BlobSink,
     source: &dyn Pages,
@@ -106,7 +107,7 @@ pub(crate) fn write_layer(
     let mut writer = Writer::begin(shelf, source, plan)?;
     writer.fill(&plan.candidates, plan.below)?;
     let (blob, index) = writer.finish(plan.parent)?;
-    let (digest, size) = shelf.end(blob)?;
+    let (digest, size) = shelf.hold(blob)?;
     Ok(WrittenLayer { digest, size, index, sealed: plan.key.is_some() })
 }
 

@@ -1,4 +1,19 @@
 //! Saving: memory and guest state become a named snapshot.
+//!
+//! A save of a delta makes six syncs, in three steps: the files of the layer, the configuration and
+//! the manifest; the directory of the blobs, with the new `index.json`; the directory of that. Each
+//! step needs the one before it, and no sync can be left out:
+//!
+//! * A blob gets its name after its bytes are durable. Another writer may use each blob that has a
+//!   name, and acknowledge a snapshot with it.
+//! * The names of blobs are durable before `index.json` names their manifest. ext4 and XFS write
+//!   their logs in order, so a later name implies an earlier one. Btrfs logs single directories, and
+//!   POSIX promises nothing.
+//! * The bytes of `index.json` are durable before the rename, which replaces the old one. Only ext4
+//!   writes them out at a rename (`auto_da_alloc`).
+//! * The save is acknowledged after the rename is durable.
+//!
+//! The syncs of a step share the commit of a journaling file system ([`crate::blobs::file`]).
 
 use std::time::{Duration, Instant};
 
@@ -289,7 +304,7 @@ fn write_config(
 ) -> Result<Manifest, SaveError> {
     let mut blob = shelf.begin(None)?.sealed(key)?;
     blob.push(print(config)?)?;
-    let (digest, size) = shelf.end(blob)?;
+    let (digest, size) = shelf.hold(blob)?;
     let media_type = sealed_type(CONFIG_TYPE, key.is_some());
     Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))
 }

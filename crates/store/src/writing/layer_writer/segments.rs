@@ -124,7 +124,7 @@ fn write_segments(
     let closed = write_side_by_side(waiting, division)?;
     let mut written = Vec::with_capacity(closed.len());
     for (blob, index) in closed {
-        let (digest, size) = shelf.end(blob)?;
+        let (digest, size) = shelf.hold(blob)?;
         written.push(WrittenLayer { digest, size, index, sealed: plan.key.is_some() });
     }
     Ok(written)
@@ -144,7 +144,7 @@ fn write_in_turn(
         writer.index.role = role(number);
         writer.fill(&candidates, None)?;
         let (blob, index) = writer.finish(parent)?;
-        let (digest, size) = shelf.end(blob)?;
+        let (digest, size) = shelf.hold(blob)?;
         written.push(WrittenLayer { digest, size, index, sealed: plan.key.is_some() });
     }
     Ok(written)
