@@ -3,11 +3,12 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use afresh_sys::{SysError, Uffd, UffdEvent, UffdMode, futex, poll};
 
+use crate::collapse::{self, CollapsingImage};
 use crate::control::Guard;
 use crate::lazy::LazyMemory;
 use crate::restore::{Engine, Work};
@@ -31,12 +32,13 @@ pub(crate) fn end(slot: &Mutex<Option<Engine>>) {
 }
 
 /// Starts the thread for `work`, with so many that stream after a delay. `keep` is dropped when the
-/// work ends.
+/// work ends. If all went well, huge pages of `collapsing` become folios then.
 pub(crate) fn spawn(
     slot: Arc<Mutex<Option<Engine>>>,
     work: Work,
     keep: Option<Arc<dyn PageSource>>,
     (streams, delay): (usize, Duration),
+    collapsing: Option<Weak<CollapsingImage>>,
 ) -> Result<(), RestoreError> {
     let control = match &work {
         Work::Lazy(lazy) => lazy.control.clone(),
@@ -66,6 +68,9 @@ pub(crate) fn spawn(
         drop(keep);
         if whole && !control.has_failed() {
             control.finish();
+            if let Some(image) = collapsing {
+                collapse::run(&image);
+            }
         }
     };
     std::thread::Builder::new()

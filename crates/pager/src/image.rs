@@ -17,6 +17,7 @@ use std::time::Duration;
 use afresh_memory::{Filler, Image, Inserter};
 use afresh_sys::{PAGE_SIZE, PageRange, fork};
 
+use crate::collapse::CollapsingImage;
 use crate::control::Control;
 use crate::lazy::{self, Fill, LazyMemory};
 use crate::restore::{Engine, Work};
@@ -77,6 +78,9 @@ impl LazyImage {
         let mut filling = None;
         let image = Image::lazy(source.pages(), &source.occupied(), |inserter: Inserter| {
             let control = Arc::new(Control::new(None, timeout));
+            let inserter = Arc::new(inserter);
+            // An image that is filled on demand stays as it is.
+            let collapsing = (streams.0 > 0).then(|| CollapsingImage::new(inserter.clone()));
             if !set.is_empty() {
                 read_working_set(&inserter, &*source)?;
             }
@@ -88,8 +92,10 @@ impl LazyImage {
                 // Slots see to that.
                 withheld: None,
             })));
-            coordinator::spawn(engine.clone(), Work::Lazy(lazy), None, streams)?;
-            let made = Arc::new(ImageFiller { control, engine, generation: fork::generation() });
+            let collapse = collapsing.as_ref().map(Arc::downgrade);
+            coordinator::spawn(engine.clone(), Work::Lazy(lazy), None, streams, collapse)?;
+            let generation = fork::generation();
+            let made = Arc::new(ImageFiller { control, engine, collapsing, generation });
             filling = Some(made.clone());
             Ok::<Arc<dyn Filler>, RestoreError>(made)
         })?;
@@ -123,6 +129,13 @@ impl LazyImage {
         self.filling.as_ref().map_or(0, |f| f.control.faults.load(Ordering::Relaxed))
     }
 
+    /// The number of folios of 2 MiB that were made of pages of the image since it is complete.
+    #[must_use]
+    pub fn huge_folios(&self) -> usize {
+        let collapsing = self.filling.as_ref().and_then(|filling| filling.collapsing.as_ref());
+        collapsing.map_or(0, |image| image.folios())
+    }
+
     /// Waits until everything is in place and the source is let go.
     ///
     /// # Errors
@@ -142,7 +155,7 @@ const STAGED: usize = 64;
 /// Windows over the inserter of an image, missing where something is to come that is not there yet.
 fn lazy_image(
     control: &Arc<Control>,
-    inserter: Inserter,
+    inserter: Arc<Inserter>,
     source: Arc<dyn PageSource>,
     window: usize,
     around: usize,
@@ -199,6 +212,8 @@ struct ImageFiller {
     control: Arc<Control>,
     /// Empty once everything is in place.
     engine: Arc<Mutex<Option<Engine>>>,
+    /// Dropped with the image: nothing else keeps its memory.
+    collapsing: Option<Arc<CollapsingImage>>,
     /// Of the process that fills.
     generation: u32,
 }

@@ -78,6 +78,12 @@ impl LazyImage {
         0
     }
 
+    /// None: the pages are not moved.
+    #[must_use]
+    pub fn huge_folios(&self) -> usize {
+        0
+    }
+
     /// Returns at once.
     ///
     /// # Errors

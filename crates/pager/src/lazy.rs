@@ -49,7 +49,7 @@ pub(crate) enum Fill {
     /// Read into staged pages and moved.
     Move,
     /// Read into staged pages and put through the inserter of a lazily filled image.
-    Insert(Inserter),
+    Insert(Arc<Inserter>),
 }
 
 /// Where huge pages are read to.

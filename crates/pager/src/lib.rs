@@ -18,6 +18,8 @@
 //! May break it: system calls on missing pages fail with `EFAULT`, so a caller that passes guest
 //! memory to the kernel calls [`Restore::resolve`] first.
 
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+mod collapse;
 mod contents;
 #[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod control;

@@ -195,6 +195,7 @@ impl Restore {
                     Work::Detach(detach),
                     Some(source),
                     (1, Duration::ZERO),
+                    None,
                 )?;
                 Ok(restore)
             }
@@ -223,7 +224,13 @@ impl Restore {
                 }));
                 if coordinated {
                     let streams = (streams, Duration::ZERO);
-                    coordinator::spawn(restore.engine.clone(), Work::Lazy(lazy), None, streams)?;
+                    coordinator::spawn(
+                        restore.engine.clone(),
+                        Work::Lazy(lazy),
+                        None,
+                        streams,
+                        None,
+                    )?;
                 }
                 Ok(restore)
             }
@@ -314,7 +321,13 @@ impl Restore {
                 if !engine.coordinated {
                     engine.coordinated = true;
                     let streams = (0, Duration::ZERO);
-                    coordinator::spawn(self.engine.clone(), engine.work.clone(), None, streams)?;
+                    coordinator::spawn(
+                        self.engine.clone(),
+                        engine.work.clone(),
+                        None,
+                        streams,
+                        None,
+                    )?;
                 }
             }
         }

@@ -2,9 +2,9 @@
 //! of all of its pages.
 //!
 //! The pager fills an image page by page. A rival has the same bytes in folios of 2 MiB, and plain
-//! mappings show the difference without a slot ([decision](collapse)).
+//! mappings show the difference without a slot ([decision](folios)).
 //!
-//! [collapse]: ../../../../docs/decisions/small-pages.md
+//! [folios]: ../../../../docs/decisions/folios.md
 
 use std::fs::File;
 use std::sync::Arc;

@@ -15,11 +15,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_sys::errno::{EAGAIN, EEXIST, EINVAL};
+use afresh_sys::errno::{EAGAIN, EEXIST, EINVAL, ESRCH};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
-    Advice, Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
-    fork::Epoch,
+    Advice, Call, HUGE_PAGES, HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Protection, Reservation,
+    SysError, Uffd, fork::Epoch,
 };
 
 use super::Backing;
@@ -51,7 +51,9 @@ impl Inserter {
         filled: Vec<PageRange>,
     ) -> Result<(Backing, Inserter, Arc<ArrivedPages>), ImageError> {
         planted::prepare();
-        let memory = Reservation::new(end)?;
+        // Huge pages of the file are huge pages of the address space, as `collapse` needs it.
+        let align = if end < HUGE_PAGES { PAGE_SIZE } else { HUGE_SIZE };
+        let memory = Reservation::aligned(end, align)?;
         let backing = Backing::unfilled(end)?;
         let all = PageRange::new(0, end);
         let (file, start) = backing.file();
@@ -127,6 +129,31 @@ impl Inserter {
             Some(uffd) => self.insert(uffd, pages, content),
             None => self.store(pages, content),
         }
+    }
+
+    /// The huge pages of the image that the filler answers for as a whole, in order.
+    #[must_use]
+    pub fn whole_huge_pages(&self) -> Vec<usize> {
+        let whole = |run: &PageRange| run.start.div_ceil(HUGE_PAGES)..run.end() / HUGE_PAGES;
+        self.filled().iter().flat_map(whole).collect()
+    }
+
+    /// Moves the content of huge page `number` to a folio of 2 MiB. All of its pages must be in
+    /// place. Accesses to them wait meanwhile.
+    ///
+    /// # Errors
+    /// `EAGAIN` where a page is missing or in use; `EINVAL` where the kernel makes no such folios;
+    /// `ENOMEM` where no 2 MiB of memory are free together; `ESRCH` in a child of the process that
+    /// made the image. The content is where it was.
+    pub fn collapse(&self, number: usize) -> Result<(), SysError> {
+        let pages = PageRange::new(number * HUGE_PAGES, HUGE_PAGES);
+        if !self.made.is_current() {
+            return Err(SysError::new(Call::Advise, ESRCH));
+        }
+        if !self.arrived.has_all(pages) {
+            return Err(SysError::new(Call::Advise, EAGAIN));
+        }
+        self.memory.advise(pages, Advice::Collapse)
     }
 
     /// Frees the memory of all pages, once no image has them. A forked child may still have one:

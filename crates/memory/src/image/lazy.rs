@@ -234,3 +234,39 @@ impl Missing {
         self.runs.iter().find_map(|run| run.backing.failure())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Delivers nothing.
+    struct NoFiller;
+
+    impl Filler for NoFiller {
+        fn fill_in_handler(&self, _: usize) -> bool {
+            false
+        }
+
+        fn fill(&self, _: PageRange) -> bool {
+            false
+        }
+
+        fn failure(&self) -> Option<String> {
+            None
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "nothing can be filled there")]
+    fn scattered_pages_are_filled_with_few_pages_of_zeros_between_them() {
+        let stored: Vec<_> = (0..300).map(|n| PageRange::new(n * 1000, 1)).collect();
+        let mut filled = 0;
+        let image = Image::lazy(300_000, &stored, |inserter| {
+            filled = inserter.filled().iter().map(|run| run.len).sum();
+            Ok::<Arc<dyn Filler>, ImageError>(Arc::new(NoFiller))
+        });
+        // As many gaps as more than 256 mappings have between them.
+        assert_eq!(filled, 300 + 44 * 999);
+        assert_eq!(image.unwrap().mapping_count(), 256);
+    }
+}

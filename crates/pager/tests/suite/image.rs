@@ -12,7 +12,9 @@ use afresh_pager::{
     SourceError,
 };
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Snapshot, Store};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh_sys::{
+    Advice, HUGE_PAGES, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, folios,
+};
 
 const PAGES: usize = 3000;
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -262,4 +264,73 @@ fn however_many_images_are_live_each_is_filled_lazily_and_with_its_own_pages() {
         slot.reset().unwrap();
         check(slot, number, &content);
     }
+}
+
+/// Whether the kernel makes a folio of 2 MiB of pages of a memory file.
+fn makes_folios() -> bool {
+    let all = PageRange::new(0, HUGE_PAGES);
+    let file = Memfd::new(c"folio").unwrap();
+    file.write_at(&vec![1; all.byte_len()], 0).unwrap();
+    let view = Reservation::aligned(HUGE_PAGES, HUGE_SIZE).unwrap();
+    view.map_shared(all, Protection::Read, &file, 0).unwrap();
+    view.advise(all, Advice::Collapse).is_ok()
+}
+
+/// Huge pages of the content without a gap that is too long to be filled.
+const WHOLE_HUGE_PAGES: [usize; 3] = [0, 3, 4];
+
+#[test]
+fn a_complete_image_gets_folios_of_2_mib_under_its_slots() {
+    if !makes_folios() {
+        return println!("SKIPPED: this kernel collapses no memory files");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = save(dir.path(), Encoding::Raw, vec![]);
+    let source: Arc<dyn PageSource> = Arc::new(SnapshotSource::new(snapshot));
+    let image = LazyImage::start(source, &Options::default()).unwrap();
+    let Some(mut before) = slot(&image) else { return };
+    // Written and read pages are mapped while their neighbours move.
+    before.write(5 * PAGE_SIZE, b"dirt").unwrap();
+    let content = content();
+    (0..PAGES).step_by(3).filter(|page| *page != 6).for_each(|page| check(&before, page, &content));
+    image.wait(TEST_TIMEOUT).unwrap();
+    let began = Instant::now();
+    while image.huge_folios() < WHOLE_HUGE_PAGES.len() {
+        assert!(began.elapsed() < TEST_TIMEOUT, "{} folios", image.huge_folios());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = slot(&image).unwrap();
+    for page in 0..PAGES {
+        check(&after, page, &content);
+        if page != 5 {
+            check(&before, page, &content);
+        }
+    }
+    let mut dirt = [0; 4];
+    before.read(5 * PAGE_SIZE, &mut dirt).unwrap();
+    assert_eq!(&dirt, b"dirt");
+    before.reset().unwrap();
+    check(&before, 5, &content);
+    assert!(before.verify().unwrap().is_empty());
+    for file in image.image().files().unwrap() {
+        let pages = PageRange::new(file.first(), file.pages().len);
+        // Visible only to a privileged process.
+        let Some(found) = folios::of(file.file().unwrap(), pages) else { return };
+        let huge = WHOLE_HUGE_PAGES.map(|number| PageRange::new(number * HUGE_PAGES, HUGE_PAGES));
+        let expected = huge.iter().filter_map(|huge| huge.intersect(file.pages()));
+        let expected: usize = expected.map(|part| part.len).sum();
+        assert_eq!(found.get(&2048).copied().unwrap_or(0), expected, "{found:?}");
+    }
+}
+
+#[test]
+fn an_image_that_is_filled_on_demand_keeps_its_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = save(dir.path(), Encoding::Raw, vec![]);
+    let source: Arc<dyn PageSource> = Arc::new(SnapshotSource::new(snapshot));
+    let options = Options { background: false, ..Options::default() };
+    let image = LazyImage::start(source, &options).unwrap();
+    image.wait(TEST_TIMEOUT).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(image.huge_folios(), 0);
 }
