@@ -69,6 +69,18 @@ const OPERATIONS: &[Operation] = &[
         },
         ROUNDS,
     ),
+    (
+        // As many blobs as a save writes before its first sync.
+        "save with a working set",
+        |store, open| {
+            let mut save = options();
+            save.state = open.state().to_vec();
+            save.options.parent = Some(open.clone());
+            save.options.working_set = vec![afresh_sys::PageRange::new(0, 2)];
+            store.save("a", open, &save).unwrap();
+        },
+        ROUNDS,
+    ),
     ("untag", |store, _| assert!(store.untag("second").is_ok()), ROUNDS),
     ("tag", |store, open| store.tag("b", Some(open.id())).unwrap(), ROUNDS),
     (
