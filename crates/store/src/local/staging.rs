@@ -249,3 +249,32 @@ impl Drop for Staging {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(staging: &mut Staging, byte: u8) -> BlobWriter {
+        let mut blob = staging.begin(None).unwrap();
+        blob.push(vec![byte; 100]).unwrap();
+        blob
+    }
+
+    #[test]
+    fn held_blobs_get_their_names_with_the_next_one_and_leave_nothing_without_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path()).unwrap();
+        let mut staging = store.stage().unwrap();
+        let (one, two) = (begin(&mut staging, 1), begin(&mut staging, 2));
+        let held = [one, two].map(|blob| staging.hold(blob).unwrap().0);
+        assert!(held.iter().all(|digest| !store.blob_path(*digest).exists()));
+        let last = staging.put(vec![3; 100]).unwrap().0;
+        for (digest, byte) in held.into_iter().chain([last]).zip(1..) {
+            assert_eq!(fs::read(store.blob_path(digest)).unwrap(), [byte; 100]);
+        }
+        let never = begin(&mut staging, 4);
+        staging.hold(never).unwrap();
+        drop(staging);
+        assert_eq!(fs::read_dir(store.blob_dir()).unwrap().count(), 3);
+    }
+}
