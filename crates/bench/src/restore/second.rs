@@ -1,8 +1,9 @@
 //! The second restore of a snapshot: a new slot over an image that is already in memory, and reads
 //! of all of its pages.
 //!
-//! The pager fills an image page by page. A rival has the same bytes in folios of 2 MiB, and plain
-//! mappings show the difference without a slot ([decision](folios)).
+//! The pager fills an image page by page, and moves it to folios of 2 MiB later. A rival has the
+//! same bytes in such folios from the start. Plain mappings show the difference without a slot
+//! ([decision](folios)).
 //!
 //! [folios]: ../../../../docs/decisions/folios.md
 
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use afresh_memory::{BorrowedFile, FileOwner, Image, Slot, SlotConfig, Strategy, TrackerKind};
 use afresh_pager::{FileSource, LazyImage};
-use afresh_sys::{Advice, Memfd, PAGE_SIZE, PageRange, Protection, Reservation};
+use afresh_sys::{Advice, HUGE_PAGES, Memfd, PAGE_SIZE, PageRange, Protection, Reservation};
 use anyhow::{Result, bail};
 use serde_json::json;
 
@@ -27,26 +28,41 @@ pub(super) const CASE: &str = "second/read";
 /// Pages written at a time.
 const PART: usize = 512;
 const FILL_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time for the move of the image to folios. Rows have the number of those that it has.
+const FOLIO_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where the content is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// A memory file in folios of 2 MiB.
+    Collapsed,
+    /// A lazily filled image, or a memory file, in pages.
+    Pages,
+    /// A lazily filled image that has moved to folios.
+    Moved,
+}
 
 /// A way to get the content again.
 #[derive(Clone, Copy)]
 enum Way {
     /// A private mapping.
-    Mapping { collapsed: bool },
+    Mapping(Place),
     /// A new slot.
-    Slot { strategy: Strategy, collapsed: bool },
+    Slot(Strategy, Place),
 }
 
-/// Each way with folios of 2 MiB is before the same with pages.
-const WAYS: [(&str, Way); 6] = [
-    ("mapping, collapsed", Way::Mapping { collapsed: true }),
-    ("mapping", Way::Mapping { collapsed: false }),
-    ("slot, collapsed", Way::Slot { strategy: Strategy::Auto, collapsed: true }),
-    ("slot", Way::Slot { strategy: Strategy::Auto, collapsed: false }),
-    ("slot by mprotect, collapsed", Way::Slot { strategy: MPROTECT, collapsed: true }),
-    ("slot by mprotect", Way::Slot { strategy: MPROTECT, collapsed: false }),
-];
 const MPROTECT: Strategy = Strategy::WriteSet(Some(TrackerKind::Mprotect));
+/// Each way, and the number of its rival.
+const WAYS: [(&str, Way, usize); 8] = [
+    ("mapping, collapsed", Way::Mapping(Place::Collapsed), 0),
+    ("mapping, pages", Way::Mapping(Place::Pages), 0),
+    ("slot, collapsed", Way::Slot(Strategy::Auto, Place::Collapsed), 2),
+    ("slot, pages", Way::Slot(Strategy::Auto, Place::Pages), 2),
+    ("slot, moved", Way::Slot(Strategy::Auto, Place::Moved), 2),
+    ("slot by mprotect, collapsed", Way::Slot(MPROTECT, Place::Collapsed), 5),
+    ("slot by mprotect, pages", Way::Slot(MPROTECT, Place::Pages), 5),
+    ("slot by mprotect, moved", Way::Slot(MPROTECT, Place::Moved), 5),
+];
 
 #[derive(Debug)]
 struct CollapsedFile {
@@ -70,7 +86,8 @@ struct Contents {
     pages: usize,
     order: Vec<u32>,
     collapsed: (Arc<Memfd>, Image),
-    small: (Memfd, Image),
+    small: (Memfd, LazyImage),
+    moved: LazyImage,
 }
 
 impl Contents {
@@ -79,9 +96,18 @@ impl Contents {
         let scratch = Scratch::new(&options.dir)?;
         let path = scratch.path().join("content");
         write_file(&path, pages, PART)?;
-        let source = Arc::new(FileSource::new(File::open(&path)?)?);
-        let lazy = LazyImage::start(source, &afresh_pager::Options::default())?;
-        lazy.wait(FILL_TIMEOUT)?;
+        let fill = |background| -> Result<LazyImage> {
+            let source = Arc::new(FileSource::new(File::open(&path)?)?);
+            let options = afresh_pager::Options { background, ..Default::default() };
+            let image = LazyImage::start(source, &options)?;
+            image.wait(FILL_TIMEOUT)?;
+            Ok(image)
+        };
+        let (lazy, moved) = (fill(false)?, fill(true)?);
+        let began = Instant::now();
+        while moved.huge_folios() < pages / HUGE_PAGES && began.elapsed() < FOLIO_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let file = huge_memfd(pages)?;
         let owner =
             Arc::new(CollapsedFile { file: file.clone(), pages, lent: BorrowedFile::default() });
@@ -99,7 +125,8 @@ impl Contents {
             pages,
             order: shuffled(pages),
             collapsed: (file, image),
-            small: (small, lazy.image().clone()),
+            small: (small, lazy),
+            moved,
         })
     }
 
@@ -120,14 +147,21 @@ impl Contents {
     fn once(&self, way: Way) -> Result<Sample> {
         let (start, cpu) = (Instant::now(), processor_time());
         match way {
-            Way::Mapping { collapsed } => {
-                let file = if collapsed { &*self.collapsed.0 } else { &self.small.0 };
+            Way::Mapping(place) => {
+                let file = match place {
+                    Place::Collapsed => &*self.collapsed.0,
+                    Place::Pages | Place::Moved => &self.small.0,
+                };
                 let view = Reservation::aligned(self.pages, 2 << 20)?;
                 view.map_private(PageRange::new(0, self.pages), Protection::ReadWrite, file, 0)?;
                 self.read(view.page_ptr(0))?;
             }
-            Way::Slot { strategy, collapsed } => {
-                let image = if collapsed { &self.collapsed.1 } else { &self.small.1 };
+            Way::Slot(strategy, place) => {
+                let image = match place {
+                    Place::Collapsed => &self.collapsed.1,
+                    Place::Pages => self.small.1.image(),
+                    Place::Moved => self.moved.image(),
+                };
                 let slot = Slot::new(image, SlotConfig { strategy, ..SlotConfig::default() })?;
                 self.read(slot.base())?;
             }
@@ -168,9 +202,10 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     }
     // Refused by kernels without such folios for memory files.
     let collapse = collapse_time(contents.pages).ok();
-    for (number, (strategy, _)) in WAYS.iter().enumerate() {
-        let rival = &samples[number / 2 * 2];
-        let mut extra = vec![("mib", json!(options.mib))];
+    for (number, (strategy, _, rival)) in WAYS.iter().enumerate() {
+        let rival = &samples[*rival];
+        let folios = contents.moved.huge_folios();
+        let mut extra = vec![("mib", json!(options.mib)), ("moved_folios", json!(folios))];
         extra.extend(collapse.map(|time| ("collapse_cpu_ms", json!(time.round()))));
         let table = "restore";
         let samples = &samples[number];
