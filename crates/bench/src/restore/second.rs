@@ -133,7 +133,7 @@ impl Contents {
     /// Reads a word of each page at `memory`.
     fn read(&self, memory: *const u8) -> Result<()> {
         let holds = |page: &&u32| {
-            // SAFETY: the caller has mapped all pages there.
+            // SAFETY: a slot or a mapping of all pages begins there, and no thread unmaps it.
             let found =
                 unsafe { memory.add(**page as usize * PAGE_SIZE).cast::<u64>().read_volatile() };
             found == word(**page as usize)
