@@ -3,7 +3,7 @@
 //! `UFFDIO_COPY` inserts single pages, so a lazily filled image consists of those. A second after
 //! it is complete, `MADV_COLLAPSE` moves each of its huge pages to a folio. A mapping of the image
 //! then has one fault instead of 32 for them, or a cheaper fault for each page where a slot is
-//! write-protected ([decision](folios)).
+//! write-protected ([decision][folios]).
 //!
 //! Promises: the content of the image does not change, and an access to it waits for one folio at
 //! most. One thread of the process moves pages at a time, for a tenth of the time. So the time

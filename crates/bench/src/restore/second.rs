@@ -3,7 +3,7 @@
 //!
 //! The pager fills an image page by page, and moves it to folios of 2 MiB later. A rival has the
 //! same bytes in such folios from the start. Plain mappings show the difference without a slot
-//! ([decision](folios)).
+//! ([decision][folios]).
 //!
 //! [folios]: ../../../../docs/decisions/folios.md
 
