@@ -20,7 +20,8 @@ const SMALL_GAP: usize = 16;
 
 /// Which of the gaps between `runs` are bridged: small ones, and as many others as leave at most
 /// [`MAX_RUNS`] mappings, the shortest first. A gap for which `can_bridge` is false is never
-/// bridged, because its ends are two mappings in any case.
+/// bridged, because its ends are two mappings in any case. Where these gaps alone need more
+/// mappings, no other gap is bridged: its hole would reserve addresses and not meet the limit.
 pub(super) fn bridged_gaps(
     runs: &[PageRange],
     can_bridge: impl Fn(PageRange) -> bool,
@@ -38,7 +39,10 @@ pub(super) fn bridged_gaps(
             others.push((gap.len, at));
         }
     }
-    let excess = (apart + others.len()).saturating_sub(MAX_RUNS - 1);
+    let excess = match apart < MAX_RUNS {
+        true => (apart + others.len()).saturating_sub(MAX_RUNS - 1),
+        false => 0,
+    };
     others.sort_unstable();
     others.iter().take(excess).for_each(|(_, at)| bridged[*at] = true);
     bridged
@@ -167,6 +171,23 @@ mod tests {
         assert_eq!((first.len(), at), (166, 0));
         let runs: Vec<_> = layout.groups().flat_map(|(runs, _)| runs).copied().collect();
         assert_eq!(runs, layout.runs);
+    }
+
+    #[test]
+    fn long_gaps_are_not_bridged_where_the_limit_is_missed_anyway() {
+        const LONG: usize = 1_000_000;
+        for (apart, is_bridged) in [(MAX_RUNS - 2, false), (MAX_RUNS - 1, true), (300, false)] {
+            let mut runs = scattered(apart + 1, 4);
+            let end = runs.last().unwrap().end();
+            // A long gap, and a small one.
+            runs.extend([PageRange::new(end + LONG, 1), PageRange::new(end + LONG + 4, 1)]);
+            let can_bridge = |gap: PageRange| gap.start >= end;
+            let bridged = bridged_gaps(&runs, can_bridge);
+            assert!(!bridged[..apart].contains(&true), "{apart} gaps");
+            assert_eq!(bridged[apart..], [is_bridged, true], "{apart} gaps");
+            let pages = BackingLayout::new(&runs, can_bridge).places().last().unwrap().end();
+            assert_eq!(pages, runs.len() + 3 + if is_bridged { LONG } else { 0 }, "{apart} gaps");
+        }
     }
 
     #[test]
