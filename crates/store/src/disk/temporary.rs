@@ -11,7 +11,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use afresh_sys::crash::{point, synced};
 use tempfile::{Builder, NamedTempFile};
@@ -75,42 +75,21 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The next content of a file, under a temporary name. It is not durable yet.
-pub(crate) struct Replacement {
-    path: PathBuf,
-    file: NamedTempFile,
-}
-
-impl Replacement {
-    /// Writes the next content of the file at `path`, which those read who may read `dir`. The disk
-    /// begins to write it.
-    pub(crate) fn write(path: &Path, dir: &Path, bytes: &[u8]) -> Result<Self, SaveError> {
-        (|| {
-            let mut file = create_in(parent(path))?;
-            point();
-            file.write_all(bytes)?;
-            set_mode(file.as_file(), 0o200 | readers(dir))?;
-            // A hint: a sync before that of this file makes it durable at the same time.
-            #[cfg(unix)]
-            let _ = afresh_sys::file::begin_writing(std::os::fd::AsFd::as_fd(file.as_file()));
-            Ok(Self { path: path.to_owned(), file })
-        })()
-        .map_err(|e| SaveError::io(path, e))
-    }
-
-    /// Replaces the file. Both are durable then: its content, and its name for that.
-    pub(crate) fn place(self) -> Result<(), SaveError> {
-        let Self { path, file } = self;
-        (|| {
-            point();
-            file.as_file().sync_all()?;
-            synced(file.as_file());
-            point();
-            file.persist(&path).map_err(|e| e.error)?;
-            sync_dir(parent(&path))
-        })()
-        .map_err(|e| SaveError::io(&path, e))
-    }
+/// Replaces the file at `path`, which those read who may read `dir`.
+pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), SaveError> {
+    (|| {
+        let mut file = create_in(parent(path))?;
+        point();
+        file.write_all(bytes)?;
+        set_mode(file.as_file(), 0o200 | readers(dir))?;
+        point();
+        file.as_file().sync_all()?;
+        synced(file.as_file());
+        point();
+        file.persist(path).map_err(|e| e.error)?;
+        sync_dir(parent(path))
+    })()
+    .map_err(|e| SaveError::io(path, e))
 }
 
 /// Makes a file for its owner alone, which is whole and durable when it appears at `path`, where

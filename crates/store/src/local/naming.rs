@@ -76,6 +76,13 @@ impl Store {
         expected: ExpectedName,
     ) -> Result<(), SaveError> {
         check_name(name)?;
+        if let Some(id) = id {
+            // Names of blobs that exist before the sync are durable after it. Other writers wait
+            // for the locks below, so it comes before them.
+            self.described(id, name)?;
+            let dir = self.blob_dir();
+            sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
+        }
         let _lock = self.lock_index()?;
         let descriptor = id.map(|id| self.described(id, name)).transpose()?;
         let mut index = self.index()?;
@@ -88,10 +95,7 @@ impl Store {
             }
         }
         index.rename(name, descriptor);
-        let next = self.next_file(INDEX_FILE, &index.bytes()?)?;
-        let dir = self.blob_dir();
-        sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
-        next.place()?;
+        self.put_file(INDEX_FILE, &index.bytes()?)?;
         let named = |it: &Descriptor| index.manifests.iter().any(|other| other.digest == it.digest);
         if let Some(journal) = journal
             && before.is_some_and(|it| !named(&it))

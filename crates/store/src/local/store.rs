@@ -8,7 +8,7 @@ use afresh_sys::crash::point;
 use crate::blobs::file::{FileBlob, read_bounded};
 use crate::blobs::source::{Blobs, read_kind};
 use crate::disk::os::OpenOptionsExt;
-use crate::disk::temporary::{Replacement, new_dir, readers};
+use crate::disk::temporary::{new_dir, readers, replace_file};
 use crate::format::blob::BlobRead;
 use crate::format::descriptor::{ARTIFACT_TYPE, Descriptor, JOURNALS};
 use crate::format::layout::{IndexJson, LayoutJson, resolve_in, tags_of};
@@ -91,12 +91,7 @@ impl Store {
 
     /// Replaces a file of the store; the readers of blobs may read it.
     pub(crate) fn put_file(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
-        self.next_file(name, bytes)?.place()
-    }
-
-    /// The next content of a file of the store.
-    pub(crate) fn next_file(&self, name: &str, bytes: &[u8]) -> Result<Replacement, SaveError> {
-        Replacement::write(&self.root.join(name), &self.blob_dir(), bytes)
+        replace_file(&self.root.join(name), &self.blob_dir(), bytes)
     }
 
     /// Opens a lock of the store.
