@@ -154,6 +154,8 @@ bugs! {
     Lease = "lease",
     /// A name gets a new meaning regardless of its present one.
     Expected = "expected",
+    /// Blobs get their names before they are synced.
+    EarlyName = "early-name",
     /// A page of a frozen image is opened for writing before it is copied.
     Torn = "torn",
     /// A snapshot of a freeze that is over saves the present memory.

@@ -64,6 +64,18 @@ fn note(record: &Path, file: &File) -> io::Result<()> {
     fs::write(record.join(format!("{}.synced", meta.ino())), text)
 }
 
+/// Whether all bytes of `file` were synced, by the record of a process.
+///
+/// # Errors
+/// Those of the file system.
+pub fn is_synced(file: &Path, record: &Path) -> io::Result<bool> {
+    let meta = fs::metadata(file)?;
+    match fs::read_to_string(record.join(format!("{}.synced", meta.ino()))) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        len => Ok(len?.parse() == Ok(meta.len())),
+    }
+}
+
 /// Writes the remains of `root` after a loss of power to the new directory `to`, by the record of a
 /// process.
 ///

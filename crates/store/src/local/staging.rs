@@ -163,13 +163,18 @@ impl Staging {
     /// Makes the held blobs durable, and gives them their names.
     fn place_held(&mut self) -> Result<(), SaveError> {
         let mut held = std::mem::take(&mut self.held);
-        held.iter_mut().try_for_each(BlobWriter::sync)?;
+        let sync = |held: &mut [BlobWriter]| held.iter_mut().try_for_each(BlobWriter::sync);
+        if !is(Bug::EarlyName) {
+            sync(&mut held)?;
+        }
         let digests = held.iter_mut().map(|blob| Ok(blob.finish()?.0));
         let digests = digests.collect::<Result<Vec<_>, SaveError>>()?;
         let names: Vec<_> = digests.iter().map(|digest| digest.hex()).collect();
         // One lock for all.
         let _gate = self.mark(&names.join("\n"))?;
-        held.iter_mut().zip(digests).try_for_each(|(blob, digest)| blob.place(digest))
+        held.iter_mut().zip(digests).try_for_each(|(blob, digest)| blob.place(digest))?;
+        // Without the bug they are durable.
+        sync(&mut held)
     }
 
     /// Whether the store has a blob of this digest and length, which stays then.

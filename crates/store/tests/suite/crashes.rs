@@ -461,6 +461,15 @@ fn check(
     assert!(is_round(&store.load("a").unwrap(), rounds + 1), "{name}, step {steps}");
 }
 
+/// Checks that each blob with the name of its digest was synced: other writers share it.
+fn check_named(place: &Path, record: &Path, operation: &str, steps: usize) {
+    for blob in fs::read_dir(place.join("blobs/sha256")).unwrap().map(Result::unwrap) {
+        let is_temporary = blob.file_name().to_str().unwrap().starts_with('.');
+        let is_synced = || power::is_synced(&blob.path(), record).unwrap();
+        assert!(is_temporary || is_synced(), "{operation}, step {steps}: {:?}", blob.file_name());
+    }
+}
+
 #[test]
 fn acknowledged_snapshots_open_after_a_crash_at_any_step_of_naming() {
     let matrix = Matrix {
@@ -508,6 +517,7 @@ fn acknowledged_snapshots_open_after_a_power_failure_at_any_step() {
             let (place, left) = (dir.path().join("store"), dir.path().join("left"));
             drop(prepare(&place));
             let done = matrix.run_child(&place, number, steps);
+            check_named(&place, &dir.path().join("record"), operation.0, steps);
             power::survivors(&place, &dir.path().join("record"), &left).unwrap();
             check(&Store::open(&left).unwrap(), *operation, steps, done, |_, _, _| {});
             if done {
@@ -515,4 +525,12 @@ fn acknowledged_snapshots_open_after_a_power_failure_at_any_step() {
             }
         }
     }
+}
+
+#[test]
+fn names_before_a_sync_are_caught() {
+    afresh_sys::planted::must_be_caught(
+        &[afresh_sys::planted::Bug::EarlyName],
+        &["crashes::acknowledged_snapshots_open_after_a_power_failure_at_any_step"],
+    );
 }
