@@ -21,8 +21,8 @@ pub(crate) trait BlobSink {
     /// Ends a blob, and returns its digest and length.
     fn end(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError>;
 
-    /// Ends a blob before others of the same snapshot, and returns its digest and length. It is
-    /// durable and has its name after the next [`BlobSink::end`].
+    /// Ends a blob before others of the same snapshot, and returns its digest and length. It need
+    /// not be durable or have its name before the next [`BlobSink::end`].
     fn hold(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
         self.end(blob)
     }
