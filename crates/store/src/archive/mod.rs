@@ -25,6 +25,7 @@ use crate::format::descriptor::Descriptor;
 use crate::format::layout::{IndexJson, LayoutJson};
 use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, MAX_INDEX_JSON, parse, print};
 use crate::layers::blob_sink::{BlobSink, copy_to};
+use crate::local::naming::ExpectedName;
 use crate::seal::access::Access;
 use crate::snapshots::open::open_snapshot;
 use crate::writing::fold::fold_into;
@@ -117,7 +118,7 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
         // The result must open, whatever the archive claimed. Running it is another matter.
         open_snapshot(store, id, &Access::new().with_limits(Limits::NONE))?;
     }
-    store.tag(name, Some(id))?;
+    shelf.rename(name, id, ExpectedName::Any)?;
     Ok(id)
 }
 

@@ -57,7 +57,7 @@ impl Store {
             }
             manifest.sign(key)?;
             let (id, _) = staging.put(print(&manifest)?)?;
-            match self.rename(name, Some(id), expected) {
+            match staging.rename(name, id, expected) {
                 // Saved or signed since: the signature is for the new target.
                 Err(SaveError::Moved(_)) => {}
                 renamed => return renamed.map(|()| id),

@@ -26,6 +26,7 @@ use crate::disk::temporary::TEMPORARY;
 use crate::format::digest::from_hex;
 use crate::layers::blob_sink::{BlobSink, copy_blob};
 use crate::local::live_set::LiveSet;
+use crate::local::naming::ExpectedName;
 use crate::local::store::{BlobGate, BlobLocks};
 use crate::turn::new_journal_id;
 use crate::{Encoding, Layer, SaveError, Sha256, Store};
@@ -147,6 +148,18 @@ impl Staging {
             .write_all(format!("{name}\n").as_bytes())
             .map_err(|e| SaveError::io(&self.path, e))?;
         Ok(gate)
+    }
+
+    /// As [`Store::rename`]. Each held blob was followed by [`BlobSink::end`], because it would
+    /// have no name otherwise.
+    pub(crate) fn rename(
+        &self,
+        name: &str,
+        id: Sha256,
+        expected: ExpectedName,
+    ) -> Result<(), SaveError> {
+        debug_assert!(self.held.is_empty(), "a held blob has no name");
+        self.store.rename(name, Some(id), expected)
     }
 
     /// The time of the first write, once its blob has ended.
@@ -281,5 +294,18 @@ mod tests {
         staging.hold(never).unwrap();
         drop(staging);
         assert_eq!(fs::read_dir(store.blob_dir()).unwrap().count(), 3);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a held blob has no name")]
+    fn a_name_is_refused_while_a_blob_is_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path()).unwrap();
+        let mut staging = store.stage().unwrap();
+        let id = staging.put(vec![1; 100]).unwrap().0;
+        let held = begin(&mut staging, 2);
+        staging.hold(held).unwrap();
+        let _ = staging.rename("a", id, ExpectedName::Any);
     }
 }

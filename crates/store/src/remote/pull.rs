@@ -7,6 +7,7 @@ use super::{Progress, Remote, RemoteError};
 use crate::format::index::Encoding;
 use crate::format::manifest::{Config, Manifest, parse, parse_root, print};
 use crate::layers::blob_sink::BlobSink;
+use crate::local::naming::ExpectedName;
 use crate::local::staging::Staging;
 use crate::seal::access::Access;
 use crate::snapshots::open::open_snapshot;
@@ -52,7 +53,7 @@ impl Remote {
             )]
             let fold = FoldOptions { encoding, layers: 0, ..FoldOptions::default() };
             let (id, _) = fold_into(&mut staging, &session, &fold)?;
-            local.tag(local_name, Some(id))?;
+            staging.rename(local_name, id, ExpectedName::Any)?;
             return Ok(id);
         }
         let roots = match manifest.is_sealed() {
@@ -112,7 +113,7 @@ impl Remote {
             // The result must open, whatever the remote claimed. Running it is another matter.
             open_snapshot(local, id, &Access::new().with_limits(Limits::NONE))?;
         }
-        local.tag(local_name, Some(id))?;
+        staging.rename(local_name, id, ExpectedName::Any)?;
         Ok(id)
     }
 

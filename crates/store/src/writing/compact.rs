@@ -69,7 +69,7 @@ impl Store {
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
         let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
-        self.rename(name, Some(id), expected)?;
+        shelf.rename(name, id, expected)?;
         Ok(id)
     }
 }

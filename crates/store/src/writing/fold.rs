@@ -133,7 +133,7 @@ impl Store {
             snapshot.key().cloned(),
         )?;
         drop(gate);
-        let named = self.rename(name, Some(base), expected);
+        let named = staging.rename(name, base, expected);
         if named.is_err()
             && let Some(path) = journal.path()
         {

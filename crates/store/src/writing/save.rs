@@ -150,7 +150,7 @@ impl Store {
         let began = Instant::now();
         let mut staging = self.stage()?;
         let (id, _) = write_memory(&mut staging, memory, request)?;
-        self.rename(name, Some(id), request.options.condition.0)?;
+        staging.rename(name, id, request.options.condition.0)?;
         let total = began.elapsed();
         let first_write = staging.first_write().unwrap_or(began);
         let before_write = first_write.saturating_duration_since(began);
@@ -192,7 +192,7 @@ impl Store {
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
         let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
-        self.rename(name, Some(id), expected)?;
+        shelf.rename(name, id, expected)?;
         Ok(id)
     }
 }
