@@ -424,6 +424,7 @@ def serve():
         if request[0] == SETUP:
             if not succeeded:
                 os._exit(1)
+            warm_figures()
             begin_contexts()
             settle()
         del request, answer

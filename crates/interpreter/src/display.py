@@ -3,7 +3,8 @@
 #
 # Promises: the formats are those of Jupyter (`_repr_mimebundle_`, `_repr_html_` and so on). A value
 # whose format raises is shown without that format. Nothing is imported here before code imports it.
-# A result that is larger than `MAX_RESULT` is an exception of the code.
+# A result that is larger than `MAX_RESULT` is an exception of the code. A figure reads its fonts
+# from memory: without that a small one makes 3,200 system calls for them.
 
 import base64
 import contextlib
@@ -24,6 +25,10 @@ MAX_RESULT = 16 << 20
 _BACKEND = "_afresh_figures"
 # Module of IPython that has `display`.
 _IPYTHON = "IPython.core.display_functions"
+# The module that opens fonts for figures.
+_FONTS = "matplotlib.font_manager"
+# Maximum bytes of a font that is read whole.
+_MAX_FONT = 8 << 20
 
 _METHODS = {
     "_repr_html_": "text/html",
@@ -223,6 +228,42 @@ def _flush_figures():
         _show_figures()
 
 
+def _buffer_fonts():
+    """Reads each font whole when matplotlib opens it.
+
+    FreeType seeks and reads a few bytes of a font for each letter, through a file of Python. Its usual buffer of one
+    block makes most of these a system call.
+    """
+    open_file = io.open
+
+    @functools.wraps(open_file)
+    def open_buffered(file, mode="r", *arguments, **options):
+        caller = sys._getframe(1).f_globals.get("__name__")
+        if caller == _FONTS and mode == "rb" and not arguments and not options:
+            with contextlib.suppress(OSError):
+                size = os.stat(file).st_size
+                if 1 < size <= _MAX_FONT:
+                    return open_file(file, mode, size)
+        return open_file(file, mode, *arguments, **options)
+
+    io.open = open_buffered
+
+
+def warm_figures():
+    """Draws a figure if the setup imported matplotlib, so that sandboxes find its modules and caches filled."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None or dict.get(pyplot.rcParams, "backend") != f"module://{_BACKEND}":
+        return
+    # The first figure of the code reports what fails here.
+    with contextlib.suppress(Exception):
+        figure = pyplot.figure()
+        try:
+            figure.subplots().plot([1, 4, 9])
+            _formats(figure)
+        finally:
+            pyplot.close(figure)
+
+
 def _change_images(image_class):
     """Makes Pillow send images to the host that code shows, and those that it saves under a name, as E2B does."""
     save = image_class.save
@@ -238,8 +279,8 @@ def _change_images(image_class):
 
 
 class _Importer:
-    """Imports the backend of figures, and changes three modules when code imports them: matplotlib gets the backend, and
-    IPython's `display` and Pillow's `show` send to the host, as an image that code saves under a name.
+    """Imports the backend of figures, and changes modules when code imports them: matplotlib gets the backend and fonts
+    in memory, and IPython's `display` and Pillow's `show` send to the host, as an image that code saves under a name.
     """
 
     def __init__(self, loader=None):
@@ -250,7 +291,7 @@ class _Importer:
         """A module that is made or changed here."""
         if name == _BACKEND:
             return importlib.machinery.ModuleSpec(name, self)
-        if name not in ("matplotlib", _IPYTHON, "PIL.Image"):
+        if name not in ("matplotlib", _FONTS, _IPYTHON, "PIL.Image"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -267,14 +308,18 @@ class _Importer:
             canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
             module.FigureCanvas, module.show = canvas, _show_figures
             return
+        if module.__name__ == _FONTS:
+            # The module opens all fonts as it runs, if their list is not stored.
+            _buffer_fonts()
         self.loader.exec_module(module)
         if module.__name__ == _IPYTHON:
             module.display, module.publish_display_data = display, _publish
         elif module.__name__ == "PIL.Image":
             _change_images(module.Image)
-        elif "MPLBACKEND" not in os.environ and not isinstance(dict.get(module.rcParams, "backend"), str):
-            # Neither the environment nor a file chooses another.
-            module.rcParams["backend"] = f"module://{_BACKEND}"
+        elif module.__name__ == "matplotlib":
+            # Where neither the environment nor a file chooses another.
+            if "MPLBACKEND" not in os.environ and not isinstance(dict.get(module.rcParams, "backend"), str):
+                module.rcParams["backend"] = f"module://{_BACKEND}"
 
     def __getattr__(self, name):
         """Other questions go to the loader, as those for resources."""

@@ -81,6 +81,54 @@ def test_results_of_any_bytes_take_a_bounded_amount_of_memory(box: afresh.Sandbo
     assert rich_result((False, [], '["json", "extra"]')).json is None
 
 
+_FAKE_FONTS = """
+import io
+def get_font(path):
+    font = io.open(path, "rb")
+    font.read(4)
+    return len(font.peek())
+"""
+
+_FAKE_PYPLOT = """
+import sys, types
+class Figure:
+    def subplots(self):
+        return types.SimpleNamespace(plot=lambda values: steps.append("plot"))
+    def _repr_png_(self):
+        steps.append("draw")
+steps = []
+pyplot = types.ModuleType("matplotlib.pyplot")
+pyplot.rcParams = {"backend": "module://_afresh_figures"}
+pyplot.figure = Figure
+pyplot.close = lambda figure: steps.append("close")
+sys.modules["matplotlib.pyplot"] = pyplot
+"""
+
+
+def test_fonts_of_figures_are_read_whole(box: afresh.Sandbox) -> None:
+    box.files.write("/home/user/fake/matplotlib/__init__.py", "rcParams = {}")
+    box.files.write("/home/user/fake/matplotlib/font_manager.py", _FAKE_FONTS)
+    box.files.write("/home/user/fake/a.ttf", bytes(200_000))
+    box.run_code("import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager, io").unwrap()
+    assert box.eval("matplotlib.font_manager.get_font('/home/user/fake/a.ttf')") == 199_996
+    # Files of other code have the usual buffer.
+    assert box.eval("f = io.open('/home/user/fake/a.ttf', 'rb'); f.read(4); len(f.peek())") < 199_996
+    missing = box.run_code("matplotlib.font_manager.get_font('/home/user/fake/b.ttf')").error
+    assert isinstance(missing, afresh.ProgramError)
+    assert "No such file" in str(missing)
+
+
+def test_a_setup_that_imports_matplotlib_has_drawn_a_figure() -> None:
+    with afresh.linux("python3", setup=_FAKE_PYPLOT).sandbox(timeout=60) as sandbox:
+        assert sandbox.eval("steps") == ["plot", "draw", "close"]
+    # Another backend is the choice of the setup, and a figure that fails is reported once code draws it.
+    other = f"{_FAKE_PYPLOT}\npyplot.rcParams['backend'] = 'svg'"
+    broken = f"{_FAKE_PYPLOT}\nFigure.subplots = None"
+    for setup, steps in ((other, []), (broken, ["close"])):
+        with afresh.linux("python3", setup=setup).sandbox(timeout=60) as sandbox:
+            assert sandbox.eval("steps") == steps
+
+
 def test_figures_are_images(box: afresh.Sandbox) -> None:
     if isinstance(box.run_code("import matplotlib.pyplot as plt").error, afresh.ProgramError):
         pytest.skip("SKIPPED: matplotlib is not installed")
@@ -90,3 +138,6 @@ def test_figures_are_images(box: afresh.Sandbox) -> None:
     assert [shown.is_main_result for shown in drawn.results] == [False, True]
     assert len(box.run_code("plt.plot([1])\nNone").results) == 1
     assert box.run_code("1").results == ()
+    with afresh.linux("python3", setup="import matplotlib.pyplot as plt").sandbox(timeout=60) as warm:
+        assert warm.eval("'PIL.PngImagePlugin' in __import__('sys').modules and plt.get_fignums()") == []
+        assert warm.eval("plt.figure().number") == 1
