@@ -290,6 +290,39 @@ fn bad_messages_are_refused_beside_a_call_that_runs() {
     assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["text"], "1");
 }
 
+#[cfg(feature = "linux")]
+#[test]
+fn calls_beyond_the_limit_are_refused_beside_those_that_wait() {
+    const LIMIT: usize = 256;
+    let Some(python) = python() else { return };
+    let mut client = Client::start(&[python, "--linux"]);
+    client.call_ok("run_code", json!({"code": "import time; n = 0"}));
+    let call =
+        |code: &str| json!({"name": "run_code", "arguments": {"code": code, "timeout": 600}});
+    let first = client.send("tools/call", call("time.sleep(600)"));
+    let waiting: Vec<u64> =
+        (1..LIMIT).map(|_| client.send("tools/call", call("n += 1; n"))).collect();
+    let refused: Vec<u64> = (0..40).map(|_| client.send("tools/call", call("n = -1"))).collect();
+    for id in refused {
+        let error = client.answer(id)["error"].take();
+        assert_eq!(error["code"], -32000, "{error}");
+        assert!(error["message"].as_str().unwrap().contains("256 calls"), "{error}");
+    }
+    assert_eq!(client.ask("ping", json!({})), json!({}));
+    client.write(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
+                         "params": {"requestId": first, "reason": "test"}}));
+    // All others run, in any order.
+    let mut numbers: Vec<u64> = Vec::new();
+    for _ in &waiting {
+        let answer = client.next();
+        let text = answer["result"]["structuredContent"]["text"].as_str();
+        numbers.push(text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{answer}")));
+    }
+    numbers.sort_unstable();
+    assert!(numbers.iter().copied().eq(1..LIMIT as u64), "{numbers:?}");
+    assert_eq!(client.call_ok("run_code", json!({"code": "n"}))["text"], "255");
+}
+
 /// The output of a server without `initialize` for a whole input.
 fn answers_to(guest: &str, input: &[u8]) -> Vec<Value> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))

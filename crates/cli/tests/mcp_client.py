@@ -57,6 +57,17 @@ async def main() -> None:
         answers = await asyncio.gather(*(client.call_tool("run_code", code) for code in codes))
         texts = [answer.structured_content["text"] for answer in answers]
         assert all(text.endswith(str(n)) for n, text in enumerate(texts)), texts
+        # More calls than may be in flight: those beyond the limit fail at once, and the others are answered.
+        first = asyncio.create_task(client.call_tool("run_code", {"code": "import time; time.sleep(600)", "timeout": 20}))
+        await asyncio.sleep(0.1)
+        many = await asyncio.gather(
+            *(client.call_tool("run_code", {"code": "1"}) for _ in range(300)), return_exceptions=True
+        )
+        refused = [str(error) for error in many if isinstance(error, BaseException)]
+        assert len(refused) == 300 - 255, len(refused)
+        assert all("256 calls are in flight" in error for error in refused), refused[0]
+        assert (await first).is_error
+
         for call in (("tree", {}), ("diff", {"from": "clean"}), ("list_files", {"path": "/tmp"}), ("list_sandboxes", {})):
             assert not (await client.call_tool(*call)).is_error, call
 

@@ -16,6 +16,7 @@ use rmcp::service::{Peer, RequestContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use tokio::sync::mpsc;
 
+use crate::answering_service::AnsweringService;
 use crate::body_limit::MessagePermits;
 use crate::registry::Registry;
 use crate::sandbox::Sandbox;
@@ -100,7 +101,13 @@ impl Server {
         self,
         end: impl Future<Output = ()> + Send,
     ) -> Result<(), afresh::Cause> {
-        serve_client(self, StdioTransport::new()?, end).await
+        serve_client(self.answering(), StdioTransport::new()?, end).await
+    }
+
+    /// The service of all clients.
+    pub(crate) fn answering(self) -> AnsweringService<Self> {
+        let sandboxes = self.registry.config.max_sandboxes;
+        AnsweringService::new(self, sandboxes)
     }
 
     /// Runs a call, and cancels it when its client does.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rmcp::model::{ClientNotification, JsonRpcMessage, RequestId};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
-use rmcp::{RoleServer, Service, ServiceExt};
+use rmcp::{RoleServer, ServerHandler, ServiceExt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
@@ -59,12 +59,12 @@ enum WriterTask {
 /// # Errors
 /// The client does not follow the protocol.
 pub(crate) async fn serve_client(
-    service: impl Service<RoleServer>,
+    service: AnsweringService<impl ServerHandler>,
     (transport, writer): (StdioTransport, Writer),
     end: impl Future<Output = ()> + Send,
 ) -> Result<(), afresh::Cause> {
     let serving = async {
-        AnsweringService(service).serve(transport).await?.waiting().await?;
+        service.serve(transport).await?.waiting().await?;
         Ok(())
     };
     let served = tokio::select! {
@@ -349,25 +349,10 @@ fn carry_out(output: &mut impl Write, task: WriterTask) -> io::Result<()> {
 mod tests {
     use std::io::Read;
 
-    use rmcp::model::{ListToolsResult, PaginatedRequestParams};
-    use rmcp::service::RequestContext;
-    use rmcp::{ErrorData, ServerHandler};
     use serde_json::{Value, json};
 
     use super::*;
-
-    /// A server with a defect.
-    struct PanickingServer;
-
-    impl ServerHandler for PanickingServer {
-        async fn list_tools(
-            &self,
-            _: Option<PaginatedRequestParams>,
-            _: RequestContext<RoleServer>,
-        ) -> Result<ListToolsResult, ErrorData> {
-            panic!("a planted defect");
-        }
-    }
+    use crate::answering_service::testing::{PanickingServer, initialize};
 
     /// Serves a client with this input.
     fn serve(input: impl Iterator<Item = Value> + Send + 'static, output: OwnedFd) {
@@ -378,16 +363,15 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let transport = StdioTransport::on(reader.into(), output).unwrap();
-            let _ = serve_client(PanickingServer, transport, std::future::pending()).await;
+            let _ = serve_client(
+                AnsweringService::new(PanickingServer, 1),
+                transport,
+                std::future::pending(),
+            )
+            .await;
         });
         runtime.shutdown_background();
         drop(writing);
-    }
-
-    fn initialize() -> Value {
-        json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
-            "protocolVersion": "2025-06-18", "capabilities": {},
-            "clientInfo": {"name": "test", "version": "1"}}})
     }
 
     #[test]
