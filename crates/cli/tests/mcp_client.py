@@ -57,7 +57,8 @@ async def main() -> None:
         answers = await asyncio.gather(*(client.call_tool("run_code", code) for code in codes))
         texts = [answer.structured_content["text"] for answer in answers]
         assert all(text.endswith(str(n)) for n, text in enumerate(texts)), texts
-        # More calls than may be in flight: those beyond the limit fail at once, and the others are answered.
+        # More calls than may be in flight: those beyond the limit fail at once, and the others are
+        # answered.
         first = asyncio.create_task(client.call_tool("run_code", {"code": "import time; time.sleep(600)", "timeout": 20}))
         await asyncio.sleep(0.1)
         many = await asyncio.gather(

@@ -4,7 +4,7 @@
 # Promises: the formats are those of Jupyter (`_repr_mimebundle_`, `_repr_html_` and so on). A value
 # whose format raises is shown without that format. Nothing is imported here before code imports it.
 # A result that is larger than `MAX_RESULT` is an exception of the code. A figure reads its fonts
-# from memory: without that a small one makes 3,200 system calls for them.
+# from memory: without that a small one can make 3,200 system calls for them.
 
 import base64
 import contextlib
@@ -228,25 +228,31 @@ def _flush_figures():
         _show_figures()
 
 
-def _buffer_fonts():
+class _Font(io.BytesIO):
+    """A font in memory. Its `name` is the path, as that of a file."""
+
+
+def _read_fonts_whole():
     """Reads each font whole when matplotlib opens it.
 
-    FreeType seeks and reads a few bytes of a font for each letter, through a file of Python. Its usual buffer of one
-    block makes most of these a system call.
+    FreeType seeks and reads a few bytes of a font for each letter, through a file of Python. Such a file has a buffer of
+    one block, so that most of these are system calls. A larger buffer is lost at each read to the end of the file.
     """
     open_file = io.open
 
     @functools.wraps(open_file)
-    def open_buffered(file, mode="r", *arguments, **options):
+    def open_font(file, mode="r", *arguments, **options):
         caller = sys._getframe(1).f_globals.get("__name__")
         if caller == _FONTS and mode == "rb" and not arguments and not options:
-            with contextlib.suppress(OSError):
-                size = os.stat(file).st_size
-                if 1 < size <= _MAX_FONT:
-                    return open_file(file, mode, size)
+            with open_file(file, mode) as opened:
+                content = opened.read(_MAX_FONT + 1)
+            if len(content) <= _MAX_FONT:
+                font = _Font(content)
+                font.name = file
+                return font
         return open_file(file, mode, *arguments, **options)
 
-    io.open = open_buffered
+    io.open = open_font
 
 
 def warm_figures():
@@ -310,7 +316,7 @@ class _Importer:
             return
         if module.__name__ == _FONTS:
             # The module opens all fonts as it runs, if their list is not stored.
-            _buffer_fonts()
+            _read_fonts_whole()
         self.loader.exec_module(module)
         if module.__name__ == _IPYTHON:
             module.display, module.publish_display_data = display, _publish

@@ -1,8 +1,8 @@
 //! A service that answers every request: a panic of a handler is an error, because the client waits
 //! for an answer, and a server on standard input ends only after all of them.
 //!
-//! Promise: a bounded number of calls is in flight, because each keeps its arguments in memory while
-//! it waits for its sandbox. A further call gets an error at once.
+//! Promise: a bounded number of calls is in flight, because each keeps its arguments in memory
+//! while it waits for its sandbox. A further call gets an error at once.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;

@@ -84,9 +84,7 @@ def test_results_of_any_bytes_take_a_bounded_amount_of_memory(box: afresh.Sandbo
 _FAKE_FONTS = """
 import io
 def get_font(path):
-    font = io.open(path, "rb")
-    font.read(4)
-    return len(font.peek())
+    return io.open(path, "rb")
 """
 
 _FAKE_PYPLOT = """
@@ -109,11 +107,16 @@ def test_fonts_of_figures_are_read_whole(box: afresh.Sandbox) -> None:
     box.files.write("/home/user/fake/matplotlib/__init__.py", "rcParams = {}")
     box.files.write("/home/user/fake/matplotlib/font_manager.py", _FAKE_FONTS)
     box.files.write("/home/user/fake/a.ttf", bytes(200_000))
-    box.run_code("import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager, io").unwrap()
-    assert box.eval("matplotlib.font_manager.get_font('/home/user/fake/a.ttf')") == 199_996
-    # Files of other code have the usual buffer.
-    assert box.eval("f = io.open('/home/user/fake/a.ttf', 'rb'); f.read(4); len(f.peek())") < 199_996
-    missing = box.run_code("matplotlib.font_manager.get_font('/home/user/fake/b.ttf')").error
+    box.files.write("/home/user/fake/large.ttf", bytes((8 << 20) + 1))
+    box.run_code("import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager, io, os").unwrap()
+    box.run_code("get, path = matplotlib.font_manager.get_font, '/home/user/fake/a.ttf'")
+    # It needs the file no more, and has the name.
+    code = "font = get(path); os.truncate(path, 0); font.seek(199_990); [len(font.read(100)), font.seek(1), font.name]"
+    assert box.eval(code) == [10, 1, "/home/user/fake/a.ttf"]
+    # Files of other code, and large ones, are files.
+    others = "io.open(path, 'rb'), get(path.replace('a.', 'large.'))"
+    assert box.eval(f"[type(one).__name__ for one in ({others})]") == ["BufferedReader", "BufferedReader"]
+    missing = box.run_code("get('/home/user/fake/b.ttf')").error
     assert isinstance(missing, afresh.ProgramError)
     assert "No such file" in str(missing)
 
