@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import os
 import shutil
@@ -32,14 +33,17 @@ GIVEN.add_argument("--filter", default="")
 GIVEN.add_argument("--afresh", default="afresh")
 
 TEN = ["x = 1", *["x += 1"] * 8, "x"]
-FIGURE = """
+PLOT = """
 matplotlib.pyplot.figure()
 matplotlib.pyplot.plot([1, 2, 3], [1, 4, 9])
-matplotlib.pyplot.show()
 """
+FIGURE = f"{PLOT}matplotlib.pyplot.show()\n"
 # A package that brings its tests: the project that a coding agent works on.
 PROJECT = "toolz"
 NODE = shutil.which("node")
+# Counted calls by MCP in a turn of one client, and seconds of a pause between two.
+MCP_TURN = 5
+PAUSE = 0.01
 
 
 def has(module: str) -> bool:
@@ -129,9 +133,11 @@ def create(bench: Bench, python: afresh.Warm, script: afresh.Warm) -> None:
     for name, work in works.items():
         if not bench.wants("create/at-once", name):
             continue
+        # A thread may begin late, because the start of a process holds Python's lock. So all times
+        # are from here.
+        started = time.perf_counter()
 
-        def timed(_: int, work: Callable[[], None] = work) -> float:
-            started = time.perf_counter()
+        def timed(_: int, work: Callable[[], None] = work, started: float = started) -> float:
             work()
             return (time.perf_counter() - started) * 1e6
 
@@ -249,25 +255,38 @@ def forks(bench: Bench, count: int) -> None:
 
 
 def figure(bench: Bench) -> None:
-    """A figure of matplotlib, warm."""
+    """A figure of matplotlib after a setup that imports it, and natively in a process that has drawn it."""
     if not has("matplotlib") or not bench.wants("figure", "afresh"):
         return
-    warm = afresh.linux(sys.executable, setup=f"import matplotlib.pyplot\n{FIGURE}")
+    warm = afresh.linux(sys.executable, setup="import matplotlib.pyplot")
 
-    def draw() -> None:
-        shown = warm.run_code(FIGURE).results
+    def draw(drawer: afresh.Warm | afresh.Sandbox) -> None:
+        shown = drawer.run_code(FIGURE).results
         if len(shown) != 1 or not (shown[0].png or b"").startswith(b"\x89PNG"):
             raise SystemExit(f"{shown} in place of a PNG")
 
-    import matplotlib.backends.backend_agg  # noqa: PLC0415
-    import matplotlib.figure  # noqa: PLC0415
+    def draw_first() -> None:
+        with warm.sandbox() as sandbox:
+            draw(sandbox)
+
+    import matplotlib.pyplot  # noqa: ICN001, PLC0415
+
+    matplotlib.pyplot.switch_backend("agg")
 
     def draw_here() -> None:
-        drawn = matplotlib.figure.Figure()
-        drawn.subplots().plot([1, 2, 3], [1, 4, 9])
-        matplotlib.backends.backend_agg.FigureCanvasAgg(drawn).print_png(io.BytesIO())
+        exec(PLOT, {"matplotlib": matplotlib})
+        # As in a sandbox.
+        matplotlib.pyplot.savefig(io.BytesIO(), format="png", bbox_inches="tight")
+        matplotlib.pyplot.close()
 
-    bench.contest("figure", {"afresh": draw, "the host, in a warm process": draw_here}, max(10, bench.rounds // 4))
+    with warm.sandbox() as sandbox:
+        works: dict[str, Callable[[], object]] = {
+            "afresh, one evaluation": lambda: draw(warm),
+            "afresh, a new sandbox": draw_first,
+            "afresh, in a sandbox that has drawn it": lambda: draw(sandbox),
+            "the host, in a process that has drawn it": draw_here,
+        }
+        bench.contest("figure", works, max(10, bench.rounds // 4))
 
 
 def turn(bench: Bench) -> None:
@@ -306,57 +325,71 @@ def turn(bench: Bench) -> None:
     bench.row("agent/undo", "afresh", undos)
 
 
-def ask_lines(bench: Bench, command: list[str]) -> list[float]:
-    """Microseconds of calls of `run_code` by a client that writes and reads lines of JSON, and does no more."""
+@contextlib.contextmanager
+def ask_lines(command: list[str]) -> Iterator[Callable[[], None]]:
+    """A call of `run_code` by a client that writes and reads lines of JSON, and does no more."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         if server.stdin is None or server.stdout is None:
             raise SystemExit("the server has no streams")
         writing, reading = server.stdin, server.stdout
+        numbers = itertools.count()
 
-        def ask(number: int, method: str, params: dict[str, object]) -> dict[str, object]:
+        def ask(method: str, params: dict[str, object]) -> None:
+            number = next(numbers)
             message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
             writing.write(json.dumps(message).encode() + b"\n")
             writing.flush()
             answer: dict[str, object] = json.loads(reading.readline())
-            if answer.get("id") != number or "result" not in answer:
+            result = answer.get("result")
+            if answer.get("id") != number or not isinstance(result, dict) or result.get("isError"):
                 raise SystemExit(f"MCP: {answer}")
-            return answer
 
         client = {"name": "bench", "version": "1"}
-        ask(0, "initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client})
+        ask("initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client})
         writing.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
-        taken = []
-        for number in range(bench.rounds + 5):
-            started = time.perf_counter()
-            ask(number + 1, "tools/call", {"name": "run_code", "arguments": {"code": "1 + 1"}})
-            if number >= 5:
-                taken.append((time.perf_counter() - started) * 1e6)
-    return taken
+        yield lambda: ask("tools/call", {"name": "run_code", "arguments": {"code": "1 + 1"}})
 
 
 def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
-    """The same code by two clients of MCP and by the package.
+    """The same code by two clients of MCP and by the package, with pauses between calls and without.
 
     The client of the official SDK checks each result against the schema of its tool, and passes each message through
-    several tasks. The other client does neither. Its calls follow each other at once, so threads of the server are
-    awake: with a pause between calls the server takes about twice as long.
+    several tasks. The other client does neither. Without pauses, threads of the server are awake.
     """
     if not bench.wants("mcp/run_code", "afresh"):
         return
     guest = Path(afresh.__file__).with_name("guests") / "js.wasm"
     command = [program, "mcp", str(guest), "--language", "javascript"]
-    bench.row("mcp/run_code", "afresh mcp, lines of JSON", ask_lines(bench, command))
+    with script.sandbox() as sandbox, ask_lines(command) as ask:
+        works: dict[str, Callable[[], object]] = {
+            "afresh mcp, lines of JSON": ask,
+            "the Python package": lambda: sandbox.eval("1 + 1"),
+        }
+        for case, pause in (("mcp/run_code", 0), ("mcp/run_code/paused", PAUSE)):
+            taken: dict[str, list[float]] = {name: [] for name in works}
+            for _ in range(bench.rounds):
+                for name, work in works.items():
+                    for number in range(MCP_TURN + 1):
+                        if pause:
+                            time.sleep(pause)
+                        started = time.perf_counter()
+                        work()
+                        # The first call of a turn finds the caches of another contestant.
+                        if number:
+                            taken[name].append((time.perf_counter() - started) * 1e6)
+            for name, samples in taken.items():
+                bench.row(case, name, samples)
     if not has("mcp"):
         return
     from mcp import ClientSession, StdioServerParameters  # noqa: PLC0415
     from mcp.client.stdio import stdio_client  # noqa: PLC0415
 
-    async def ask() -> list[float]:
+    async def ask_sdk() -> list[float]:
         server = StdioServerParameters(command=command[0], args=command[1:])
         async with stdio_client(server) as (reading, writing), ClientSession(reading, writing) as session:
             await session.initialize()
             taken = []
-            for number in range(bench.rounds + 5):
+            for number in range(bench.rounds * MCP_TURN + 5):
                 started = time.perf_counter()
                 done = await session.call_tool("run_code", {"code": "1 + 1"})
                 if number >= 5:
@@ -365,10 +398,7 @@ def mcp(bench: Bench, script: afresh.Warm, program: str) -> None:
                     raise SystemExit(f"MCP: {done}")
             return taken
 
-    with script.sandbox() as sandbox:
-        sandbox.eval("1 + 1")
-        bench.contest("mcp/run_code", {"the Python package": lambda: sandbox.eval("1 + 1")})
-    bench.row("mcp/run_code", "afresh mcp, the official SDK", asyncio.run(ask()))
+    bench.row("mcp/run_code", "afresh mcp, the official SDK", asyncio.run(ask_sdk()))
 
 
 def cases(bench: Bench, given: argparse.Namespace) -> Iterator[Callable[[], None]]:
