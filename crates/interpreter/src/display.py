@@ -2,9 +2,10 @@
 # matplotlib. It follows `driver.py` in the same module, and `agent.py` follows it.
 #
 # Promises: the formats are those of Jupyter (`_repr_mimebundle_`, `_repr_html_` and so on). A value
-# whose format raises is shown without that format. Nothing is imported here before code imports it.
-# A result that is larger than `MAX_RESULT` is an exception of the code. A figure reads its fonts
-# from memory: without that a small one can make 3,200 system calls for them.
+# whose format raises is shown without that format. A module of a package is imported here only after
+# code has imported that package. A result that is larger than `MAX_RESULT` is an exception of the
+# code. A figure of matplotlib 3.10 or newer reads its fonts from memory: without that a small one
+# can make 3,200 system calls for them. No function of Python is replaced for it.
 
 import base64
 import contextlib
@@ -27,6 +28,8 @@ _BACKEND = "_afresh_figures"
 _IPYTHON = "IPython.core.display_functions"
 # The module that opens fonts for figures.
 _FONTS = "matplotlib.font_manager"
+# The first version of matplotlib whose fonts are read whole.
+_FONTS_VERSION = (3, 10)
 # Maximum bytes of a font that is read whole.
 _MAX_FONT = 8 << 20
 
@@ -229,39 +232,51 @@ def _flush_figures():
 
 
 class _Font(io.BytesIO):
-    """A font in memory. Its `name` is the path, as that of a file."""
+    """A font in memory. Its text is its path, which matplotlib 3.10 and newer use as the font's name. It is not
+    `os.PathLike`, because 3.11 opens the path of such an object.
+    """
+
+    def __str__(self):
+        return self.path
 
 
-def _read_fonts_whole():
-    """Reads each font whole when matplotlib opens it.
+def _read_font(path):
+    """A small font in memory; otherwise its path, with which matplotlib opens it or reports why it cannot."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size <= _MAX_FONT:
+            font = _Font(file.read(_MAX_FONT))
+            font.path = str(path)
+            return font
+    return path
+
+
+class _FontLibrary:
+    """`matplotlib.ft2font` for the module that opens fonts.
 
     FreeType seeks and reads a few bytes of a font for each letter, through a file of Python. Such a file has a buffer of
     one block, so that most of these are system calls. A larger buffer is lost at each read to the end of the file.
     """
-    open_file = io.open
 
-    @functools.wraps(open_file)
-    def open_font(file, mode="r", *arguments, **options):
-        caller = sys._getframe(1).f_globals.get("__name__")
-        if caller == _FONTS and mode == "rb" and not arguments and not options:
-            with open_file(file, mode) as opened:
-                content = opened.read(_MAX_FONT + 1)
-            if len(content) <= _MAX_FONT:
-                font = _Font(content)
-                font.name = file
-                return font
-        return open_file(file, mode, *arguments, **options)
+    def __init__(self, library):
+        self._library = library
 
-    io.open = open_font
+    def __getattr__(self, name):
+        return getattr(self._library, name)
+
+    def FT2Font(self, filename, *arguments, **options):
+        """Opens a font. One for letters has this option. Others are opened for their names only."""
+        if isinstance(filename, str) and "_kerning_factor" in options:
+            filename = _read_font(filename)
+        return self._library.FT2Font(filename, *arguments, **options)
 
 
 def warm_figures():
     """Draws a figure if the setup imported matplotlib, so that sandboxes find its modules and caches filled."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is None or dict.get(pyplot.rcParams, "backend") != f"module://{_BACKEND}":
-        return
-    # The first figure of the code reports what fails here.
-    with contextlib.suppress(Exception):
+    # The first figure of the code reports what fails here. A module with this name may be another one.
+    with contextlib.suppress(BaseException):
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None or dict.get(pyplot.rcParams, "backend") != f"module://{_BACKEND}":
+            return
         figure = pyplot.figure()
         try:
             figure.subplots().plot([1, 4, 9])
@@ -314,11 +329,12 @@ class _Importer:
             canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
             module.FigureCanvas, module.show = canvas, _show_figures
             return
-        if module.__name__ == _FONTS:
-            # The module opens all fonts as it runs, if their list is not stored.
-            _read_fonts_whole()
         self.loader.exec_module(module)
-        if module.__name__ == _IPYTHON:
+        if module.__name__ == _FONTS:
+            version = getattr(sys.modules.get("matplotlib"), "__version_info__", ())
+            if isinstance(version, tuple) and version >= _FONTS_VERSION:
+                module.ft2font = _FontLibrary(module.ft2font)
+        elif module.__name__ == _IPYTHON:
             module.display, module.publish_display_data = display, _publish
         elif module.__name__ == "PIL.Image":
             _change_images(module.Image)

@@ -82,9 +82,19 @@ def test_results_of_any_bytes_take_a_bounded_amount_of_memory(box: afresh.Sandbo
 
 
 _FAKE_FONTS = """
+from matplotlib import ft2font
+def get_font(path, **options):
+    return ft2font.FT2Font(path, _kerning_factor=0, **options)
+def get_names(path):
+    return ft2font.FT2Font(path)
+"""
+
+_FAKE_LIBRARY = """
 import io
-def get_font(path):
-    return io.open(path, "rb")
+made = []
+def FT2Font(file, **options):
+    made.append(options)
+    return io.open(file, "rb") if isinstance(file, str) else file
 """
 
 _FAKE_PYPLOT = """
@@ -104,21 +114,31 @@ sys.modules["matplotlib.pyplot"] = pyplot
 
 
 def test_fonts_of_figures_are_read_whole(box: afresh.Sandbox) -> None:
-    box.files.write("/home/user/fake/matplotlib/__init__.py", "rcParams = {}")
-    box.files.write("/home/user/fake/matplotlib/font_manager.py", _FAKE_FONTS)
+    version = "rcParams = {}; __version_info__ = (3, 10, 0)"
+    for name, version_here in (("fake", version), ("old", version.replace("10", "9"))):
+        box.files.write(f"/home/user/{name}/matplotlib/__init__.py", version_here)
+        box.files.write(f"/home/user/{name}/matplotlib/font_manager.py", _FAKE_FONTS)
+        box.files.write(f"/home/user/{name}/matplotlib/ft2font.py", _FAKE_LIBRARY)
     box.files.write("/home/user/fake/a.ttf", bytes(200_000))
     box.files.write("/home/user/fake/large.ttf", bytes((8 << 20) + 1))
-    box.run_code("import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager, io, os").unwrap()
-    box.run_code("get, path = matplotlib.font_manager.get_font, '/home/user/fake/a.ttf'")
-    # It needs the file no more, and has the name.
-    code = "font = get(path); os.truncate(path, 0); font.seek(199_990); [len(font.read(100)), font.seek(1), font.name]"
-    assert box.eval(code) == [10, 1, "/home/user/fake/a.ttf"]
-    # Files of other code, and large ones, are files.
-    others = "io.open(path, 'rb'), get(path.replace('a.', 'large.'))"
-    assert box.eval(f"[type(one).__name__ for one in ({others})]") == ["BufferedReader", "BufferedReader"]
+    box.run_code("import sys, io, os; before = io.open, open").unwrap()
+    box.run_code("sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager as manager").unwrap()
+    box.run_code("get, path = manager.get_font, '/home/user/fake/a.ttf'")
+    # It needs the file no more, and its text is the path.
+    code = "font = get(path, a=1); os.truncate(path, 0); font.seek(199_990); [len(font.read(100)), str(font)]"
+    assert box.eval(code) == [10, "/home/user/fake/a.ttf"]
+    assert box.eval("manager.ft2font.made") == [{"_kerning_factor": 0, "a": 1}]
+    # Files of other code, fonts that are opened for their names, and large ones are files.
+    others = "io.open(path, 'rb'), manager.get_names(path), get(path.replace('a.', 'large.'))"
+    assert box.eval(f"[type(one).__name__ for one in ({others})]") == ["BufferedReader"] * 3
     missing = box.run_code("get('/home/user/fake/b.ttf')").error
     assert isinstance(missing, afresh.ProgramError)
     assert "No such file" in str(missing)
+    assert box.eval("before == (io.open, open) and io.open is open")
+    # Before 3.10 the name of a font in memory is not its path.
+    old = "for name in [name for name in sys.modules if name.startswith('matplotlib')]: del sys.modules[name]"
+    box.run_code(f"{old}\nsys.path.insert(0, '/home/user/old')\nimport matplotlib.font_manager as manager").unwrap()
+    assert box.eval("type(manager.get_font(path)).__name__") == "BufferedReader"
 
 
 def test_a_setup_that_imports_matplotlib_has_drawn_a_figure() -> None:
@@ -127,7 +147,10 @@ def test_a_setup_that_imports_matplotlib_has_drawn_a_figure() -> None:
     # Another backend is the choice of the setup, and a figure that fails is reported once code draws it.
     other = f"{_FAKE_PYPLOT}\npyplot.rcParams['backend'] = 'svg'"
     broken = f"{_FAKE_PYPLOT}\nFigure.subplots = None"
-    for setup, steps in ((other, []), (broken, ["close"])):
+    ending = f"{_FAKE_PYPLOT}\npyplot.figure = lambda: sys.exit(3)"
+    bare = f"{_FAKE_PYPLOT}\ndel pyplot.rcParams"
+    mocked = f"{_FAKE_PYPLOT}\nfrom unittest.mock import MagicMock\nsys.modules['matplotlib.pyplot'] = MagicMock()"
+    for setup, steps in ((other, []), (broken, ["close"]), (ending, []), (bare, []), (mocked, [])):
         with afresh.linux("python3", setup=setup).sandbox(timeout=60) as sandbox:
             assert sandbox.eval("steps") == steps
 
@@ -144,3 +167,16 @@ def test_figures_are_images(box: afresh.Sandbox) -> None:
     with afresh.linux("python3", setup="import matplotlib.pyplot as plt").sandbox(timeout=60) as warm:
         assert warm.eval("'PIL.PngImagePlugin' in __import__('sys').modules and plt.get_fignums()") == []
         assert warm.eval("plt.figure().number") == 1
+        # The functions of Python are those of the interpreter.
+        warm.run_code("import io, pickle, functools; plt.title('a'); plt.show()").unwrap()
+        warm.run_code("pickle.loads(pickle.dumps(functools.partial(open, mode='rb')))").unwrap()
+        assert warm.eval("io.open is open and pickle.loads(pickle.dumps(open)) is open")
+        # A font in memory needs its file no more.
+        warm.run_code("import os, shutil; shutil.copyfile(plt.matplotlib.font_manager.findfont('DejaVu Sans'), 'a.ttf')")
+        warm.run_code("font = plt.matplotlib.font_manager.get_font('a.ttf'); os.truncate('a.ttf', 0)").unwrap()
+        assert warm.eval("font.load_char(ord('g')).width") > 0
+        # The name of a font is its path, so that figures can be files with fonts.
+        warm.run_code("font = plt.matplotlib.font_manager.findfont('DejaVu Sans')").unwrap()
+        assert warm.eval("str(plt.matplotlib.font_manager.get_font(font).fname) == str(font)")
+        for kind in ("pdf", "ps", "svg"):
+            assert warm.eval(f"to = io.BytesIO(); plt.plot([1]); plt.savefig(to, format='{kind}'); to.tell()") > 1000
