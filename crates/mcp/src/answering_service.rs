@@ -1,8 +1,10 @@
-//! A service that answers every request: a panic of a handler is an error, because the client waits
-//! for an answer, and a server on standard input ends only after all of them.
+//! A service whose calls are bounded and whose panics are errors: the client waits for an answer,
+//! and a server on standard input ends only after all of them.
 //!
-//! Promise: a bounded number of calls is in flight, because each keeps its arguments in memory
-//! while it waits for its sandbox. A further call gets an error at once.
+//! Promises: a bounded number of calls uses or awaits sandboxes, because each keeps its arguments
+//! in memory while it waits. A further call gets an error at once. A panic of the four asynchronous
+//! handlers of [`Server`](crate::Server) is an error. Not promised: panics of `rmcp` itself, and of
+//! functions of the server that are not asynchronous.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
@@ -10,21 +12,21 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, ErrorCode, ListResourceTemplatesResult,
-    ListToolsResult, PaginatedRequestParams, ProtocolVersion, ReadResourceRequestParams,
-    ReadResourceResponse, ServerConfig, Tool,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock,
+    ListResourceTemplatesResult, ListToolsResult, PaginatedRequestParams, ProtocolVersion,
+    ReadResourceRequestParams, ReadResourceResponse, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::tools::waits_for_sandbox;
+
 /// Maximum calls in flight of a server with at most as many sandboxes.
 const MAX_CALLS: usize = 256;
-/// The code of the error of a call that exceeds the limit. JSON-RPC reserves it for servers.
-const TOO_MANY_CALLS: ErrorCode = ErrorCode(-32000);
 
-/// A service that answers a request with an error if its handler panics, or if too many calls are
-/// in flight. Copies share the limit.
+/// A service that answers a request with an error if its handler panics, or if too many calls use
+/// or await sandboxes. Copies share the limit.
 #[derive(Clone)]
 pub(crate) struct AnsweringService<S> {
     service: S,
@@ -39,15 +41,15 @@ impl<S> AnsweringService<S> {
         Self { service, calls: Arc::new(Semaphore::new(limit)), limit }
     }
 
-    /// The permit of a request that uses a sandbox, so that it may wait for one.
-    fn begin_call(&self) -> Result<SemaphorePermit<'_>, ErrorData> {
+    /// The permit of a request that uses a sandbox, so that it may wait for one, or the text of the
+    /// error beyond the limit.
+    fn begin_call(&self) -> Result<SemaphorePermit<'_>, String> {
         self.calls.try_acquire().map_err(|_| {
-            let message = format!(
+            format!(
                 "{} calls are in flight, which is the limit; send this one again once another is \
                  answered",
                 self.limit
-            );
-            ErrorData::new(TOO_MANY_CALLS, message, None)
+            )
         })
     }
 }
@@ -60,7 +62,8 @@ async fn answer<R>(handling: impl Future<Output = Result<R, ErrorData>>) -> Resu
     })
 }
 
-/// Passes on what [`Server`](crate::Server) handles itself. `rmcp` answers all else.
+/// Passes on what [`Server`](crate::Server) handles itself. `rmcp` answers all else. A method that
+/// the server gains is without effect until it is here, too.
 impl<S: ServerHandler> ServerHandler for AnsweringService<S> {
     fn get_info(&self) -> ServerConfig {
         self.service.get_info()
@@ -87,8 +90,13 @@ impl<S: ServerHandler> ServerHandler for AnsweringService<S> {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let _permit = self.begin_call()?;
-        answer(self.service.call_tool(request, context)).await
+        let permit = waits_for_sandbox(&request.name).then(|| self.begin_call());
+        match permit.transpose() {
+            Ok(_permit) => answer(self.service.call_tool(request, context)).await,
+            // As a result, which clients show to the model. Some take codes of errors from -32000
+            // on for a lost connection.
+            Err(why) => Ok(CallToolResult::error(vec![ContentBlock::text(why)]).into()),
+        }
     }
 
     async fn list_resource_templates(
@@ -104,7 +112,7 @@ impl<S: ServerHandler> ServerHandler for AnsweringService<S> {
         request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        let _permit = self.begin_call()?;
+        let _permit = self.begin_call().map_err(|why| ErrorData::internal_error(why, None))?;
         answer(self.service.read_resource(request, context)).await
     }
 }
@@ -139,13 +147,12 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use rmcp::model::CallToolResult;
-    use rmcp::{ServiceError, ServiceExt};
+    use rmcp::ServiceExt;
     use tokio::io::duplex;
 
     use super::*;
 
-    /// A server whose calls wait for permits, which `begun` counts.
+    /// A server whose calls of `wait` wait for permits, which `begun` counts.
     #[derive(Clone)]
     struct WaitingServer {
         begun: Arc<Semaphore>,
@@ -155,9 +162,12 @@ mod tests {
     impl ServerHandler for WaitingServer {
         async fn call_tool(
             &self,
-            _: CallToolRequestParams,
+            request: CallToolRequestParams,
             _: RequestContext<RoleServer>,
         ) -> Result<CallToolResponse, ErrorData> {
+            if request.name != "wait" {
+                return Ok(CallToolResult::success(Vec::new()).into());
+            }
             self.begun.add_permits(1);
             let _ended = self.end.acquire().await;
             Ok(CallToolResult::success(Vec::new()).into())
@@ -191,14 +201,18 @@ mod tests {
         };
         let first: Vec<_> = (0..MAX_CALLS).map(|_| call()).collect();
         wait_for(&begun, MAX_CALLS).await;
-        let refused = call().await.unwrap().unwrap_err();
-        let ServiceError::McpError(error) = refused else { panic!("{refused}") };
-        assert_eq!(error.code, TOO_MANY_CALLS);
-        assert!(error.message.starts_with("256 calls are in flight"), "{error}");
+        let refused = call().await.unwrap().unwrap();
+        assert_eq!(refused.is_error, Some(true));
+        let text = &refused.content[0].as_text().unwrap().text;
+        assert!(text.starts_with("256 calls are in flight"), "{text}");
         let read = ReadResourceRequestParams::new("afresh://main/x");
         let refused = client.peer().read_resource(read).await.unwrap_err();
         assert!(refused.to_string().contains("256 calls"), "{refused}");
-        // Requests that use no sandbox are answered.
+        // Requests that wait for no sandbox are answered.
+        for tool in ["list_sandboxes", "create_sandbox", "close_sandbox"] {
+            let answer = client.peer().call_tool(CallToolRequestParams::new(tool)).await.unwrap();
+            assert_eq!(answer.is_error, Some(false), "{tool}");
+        }
         assert!(client.peer().list_tools(None).await.unwrap().tools.is_empty());
         end.add_permits(MAX_CALLS);
         for one in first {

@@ -1,7 +1,7 @@
 //! The server over streamable HTTP.
 //!
 //! Promises: a request without the token is refused before its body is read, where one is set, and
-//! so is a request from a web page. Bodies have [limits](crate::body_limit). A request with a
+//! so is a request from a web page. Bodies have [limits](crate::message_limit). A request with a
 //! foreign `Host` is refused, so that a page cannot reach a server on loopback by DNS rebinding.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::answering_service::AnsweringService;
-use crate::body_limit::{BodyMemory, MAX_BODY};
+use crate::message_limit::{MAX_BODY, MessageMemory};
 use crate::server::Server;
 
 impl Server {
@@ -63,7 +63,7 @@ fn router(
         .with_max_request_body_bytes(MAX_BODY);
     let sessions = Arc::new(LocalSessionManager::default());
     let service = StreamableHttpService::new(move || Ok(server.clone()), sessions, config);
-    let memory = BodyMemory::default();
+    let memory = MessageMemory::default();
     let router = Router::new()
         .route_service("/mcp", service)
         .layer(from_fn(move |request, next| memory.clone().limit(request, next)))

@@ -12,11 +12,11 @@
 
 mod answering_service;
 mod arguments;
-mod body_limit;
 mod collector;
 mod displayed;
 mod http;
 mod lines;
+mod message_limit;
 mod progress;
 mod registry;
 mod results;

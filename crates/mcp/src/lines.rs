@@ -1,21 +1,26 @@
 //! Messages of JSON-RPC as lines: reading, and the errors of lines that are no message.
 //!
-//! Promise: the text of a line takes at most [`MAX_LINE`] bytes, whatever its sender writes. May
-//! break it: a parsed value takes some 32 bytes, so a line of many small values takes 16 times its
-//! text or more until it is answered.
+//! Promises: the text of a line takes at most [`MAX_LINE`] bytes, whatever its sender writes. A
+//! request has the [limits](crate::message_limit) of messages over HTTP, and takes permits for its
+//! memory until its call has ended.
 
 use std::io::{self, BufRead, Read};
 
-use rmcp::model::RequestId;
+use rmcp::model::{GetExtensions, JsonRpcMessage, RequestId};
 use rmcp::service::RxJsonRpcMessage;
 use rmcp::{ErrorData, RoleServer};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::message_limit::{MessageMemory, MessageRefusal};
+
 /// Maximum bytes of a line.
 pub(crate) const MAX_LINE: u64 = 16 << 20;
 /// Bytes of a buffer that stays allocated after a long line.
 const MAX_IDLE_BUFFER: usize = 64 << 10;
+
+/// Maximum bytes of a line without an ID that takes no permits.
+const MAX_UNCHARGED: usize = 4 << 10;
 
 /// A message of the client.
 pub(crate) type ClientMessage = RxJsonRpcMessage<RoleServer>;
@@ -33,6 +38,16 @@ impl RefusedLine {
         Box::new(Self { error: ErrorData::invalid_request(message, None), id })
     }
 
+    /// A line beyond a limit. Its other parts are not kept.
+    fn beyond_limit(why: &MessageRefusal, id: Option<RequestId>) -> Box<Self> {
+        let message = format!("the line is refused: {why}");
+        let error = match why {
+            MessageRefusal::NoMemory => ErrorData::internal_error(message, None),
+            _ => ErrorData::invalid_request(message, None),
+        };
+        Box::new(Self { error, id })
+    }
+
     fn parse_error(why: &dyn std::error::Error) -> Box<Self> {
         let message = format!("the line is not a JSON message: {why}");
         Box::new(Self { error: ErrorData::parse_error(message, None), id: None })
@@ -43,11 +58,18 @@ impl RefusedLine {
 pub(crate) struct Lines<R> {
     input: R,
     line: Vec<u8>,
+    memory: MessageMemory,
+}
+
+/// The part of a line that names its answer.
+#[derive(Deserialize)]
+struct AnswerId {
+    id: Option<RequestId>,
 }
 
 impl<R: BufRead> Lines<R> {
     pub(crate) fn new(input: R) -> Self {
-        Self { input, line: Vec::new() }
+        Self { input, line: Vec::new(), memory: MessageMemory::default() }
     }
 
     /// The next message, or the error of another line. `None` at the end of the input.
@@ -65,8 +87,27 @@ impl<R: BufRead> Lines<R> {
                 let why = format!("it is longer than {MAX_LINE} bytes");
                 return Ok(Some(Err(RefusedLine::invalid_request(&why, None))));
             }
+            let permits = match self.memory.admit(&self.line) {
+                Ok(permits) => Some(permits),
+                Err(why) => {
+                    let id = serde_json::from_slice(&self.line).ok();
+                    let id = id.and_then(|AnswerId { id }| id);
+                    // A short notification may cancel a call that holds the memory.
+                    if id.is_some() || self.line.len() > MAX_UNCHARGED {
+                        return Ok(Some(Err(RefusedLine::beyond_limit(&why, id))));
+                    }
+                    None
+                }
+            };
             match parse(&self.line) {
-                Ok(Some(message)) => return Ok(Some(Ok(message))),
+                Ok(Some(mut message)) => {
+                    if let JsonRpcMessage::Request(request) = &mut message
+                        && let Some(permits) = permits
+                    {
+                        request.request.extensions_mut().insert(permits);
+                    }
+                    return Ok(Some(Ok(message)));
+                }
                 Ok(None) => {}
                 Err(refused) => return Ok(Some(Err(refused))),
             }
@@ -167,11 +208,51 @@ mod tests {
     fn a_line_that_is_too_long_is_skipped() {
         let ping = br#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
         // Exactly the limit, with its end, is no longer than that.
-        let mut whole = vec![b' '; MAX_LINE as usize - 1 - ping.len()];
-        whole.extend_from_slice(ping);
+        let whole = long_call(2, MAX_LINE as usize - 1 - long_call(2, 0).len());
+        assert_eq!(whole.len() as u64, MAX_LINE - 1);
         let long = vec![b'1'; MAX_LINE as usize + 1];
         let parts = [&whole[..], b"\n", &long, b"\n", ping];
-        let ping = json!(["ping", 1]);
-        assert_eq!(read(&parts.concat()), [ping.clone(), json!([-32600, null]), ping]);
+        let (call, ping) = (json!(["tools/call", 2]), json!(["ping", 1]));
+        assert_eq!(read(&parts.concat()), [call, json!([-32600, null]), ping]);
+    }
+
+    /// A call with code of so many bytes.
+    fn long_call(id: u32, bytes: usize) -> Vec<u8> {
+        let params = json!({"name": "run_code", "arguments": {"code": "x".repeat(bytes)}});
+        let method = "tools/call";
+        json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+            .to_string()
+            .into_bytes()
+    }
+
+    #[test]
+    fn requests_share_a_bounded_memory_until_they_are_dropped() {
+        let long = long_call(1, 15 << 20);
+        let cancel =
+            br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
+        let zeros = format!(
+            r#"{{"jsonrpc":"2.0","id":"z","method":"ping","a":[{}0]}}"#,
+            "0,".repeat(1 << 20)
+        );
+        let mut input = [&long[..], b"\n"].concat().repeat(18);
+        for line in [&cancel[..], &long, zeros.as_bytes()] {
+            input.extend_from_slice(line);
+            input.push(b'\n');
+        }
+        let mut lines = Lines::new(&input[..]);
+        let mut next = || lines.next_message().unwrap().unwrap();
+        let held: Vec<_> = (0..17).map(|_| next().unwrap()).collect();
+        let refused = next().unwrap_err();
+        assert_eq!((refused.error.code.0, refused.id), (-32603, Some(RequestId::Number(1))));
+        assert!(refused.error.message.contains("too much memory"), "{}", refused.error);
+        // A call can be cancelled, and its memory is free once it has ended.
+        assert!(matches!(next(), Ok(JsonRpcMessage::Notification(_))));
+        drop(held);
+        assert!(next().is_ok());
+        let refused = next().unwrap_err();
+        assert_eq!(
+            (refused.error.code.0, refused.id),
+            (-32600, Some(RequestId::String("z".into())))
+        );
     }
 }

@@ -1,21 +1,24 @@
-//! Limits of the bodies of requests over HTTP.
+//! Limits of the messages of clients: bodies of requests over HTTP, and lines on standard input.
 //!
 //! Promises: a message has at most 1 MiB. One that carries code, a file or the input of a command
 //! has at most 16 MiB, nearly all of it in strings, because other JSON takes up to 100 times its
 //! bytes in memory. Messages together take a bounded amount of memory until their calls have ended;
-//! beyond it they are refused with 503. A body takes memory as it arrives, not as its head claims.
+//! beyond it they are refused, over HTTP with 503. A body takes memory as it arrives, not as its
+//! head claims.
 
+use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
 use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, TryStreamExt};
+use rmcp::model::Extensions;
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -33,8 +36,8 @@ const MAX_MEMORY: usize = 256 << 20;
 const PERMIT: usize = 1 << 10;
 /// Time limit for the arrival of a body.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Seconds after which a refused client may retry.
-const RETRY_SECONDS: &str = "1";
+/// The time in seconds after which a refused client may retry.
+const RETRY_AFTER_SECOND: HeaderValue = HeaderValue::from_static("1");
 /// The tools whose arguments may be long.
 const LONG_TOOLS: [&str; 3] = ["run_code", "run_command", "write_file"];
 
@@ -54,17 +57,19 @@ struct Parameters<'a> {
 }
 
 /// The permits for the memory of a message. The request has them as an extension, and its call
-/// takes them from there until it has ended, also where the client has left. The answer has them,
-/// too.
+/// takes them from there until it has ended, also where the client has left. An answer over HTTP
+/// has them, too.
 #[derive(Clone, Debug)]
 pub(crate) struct MessagePermits {
     _held: Arc<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)>,
 }
 
 impl MessagePermits {
-    /// The permits of the message in this request.
-    pub(crate) fn of(request: &Parts) -> Option<Self> {
-        request.extensions.get().cloned()
+    /// The permits of a message with these extensions: those of a line are among them, and those of
+    /// a body are among the extensions of its request.
+    pub(crate) fn of(message: &Extensions) -> Option<Self> {
+        let of_request = || message.get::<Parts>().and_then(|request| request.extensions.get());
+        message.get().or_else(of_request).cloned()
     }
 }
 
@@ -77,15 +82,15 @@ struct ArrivingBody {
 
 impl ArrivingBody {
     /// Appends bytes. The buffer doubles, so that a permit is not taken for each small piece.
-    fn append(&mut self, piece: &[u8], memory: &BodyMemory) -> Result<(), BodyRefusal> {
+    fn append(&mut self, piece: &[u8], memory: &MessageMemory) -> Result<(), MessageRefusal> {
         let length = self.bytes.len() + piece.len();
         if length > MAX_BODY {
-            return Err(BodyRefusal::TooLarge);
+            return Err(MessageRefusal::TooLarge);
         }
         let capacity = self.bytes.capacity();
         if length > capacity {
             let wanted = length.max(2 * capacity).min(MAX_BODY);
-            let permits = memory.take(wanted - capacity).ok_or(BodyRefusal::NoMemory)?;
+            let permits = memory.take(wanted - capacity).ok_or(MessageRefusal::NoMemory)?;
             match &mut self.permits {
                 Some(held) => held.merge(permits),
                 none => *none = Some(permits),
@@ -97,17 +102,17 @@ impl ArrivingBody {
     }
 }
 
-/// The memory for bodies.
+/// The memory for messages.
 #[derive(Clone, Debug)]
-pub(crate) struct BodyMemory(Arc<Semaphore>);
+pub(crate) struct MessageMemory(Arc<Semaphore>);
 
-impl Default for BodyMemory {
+impl Default for MessageMemory {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(MAX_MEMORY / PERMIT)))
     }
 }
 
-impl BodyMemory {
+impl MessageMemory {
     /// Permits for so many bytes; `None` where they are not free.
     fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes.div_ceil(PERMIT)).unwrap_or(u32::MAX);
@@ -132,33 +137,42 @@ impl BodyMemory {
     pub(crate) async fn receive(
         &self,
         request: Request,
-    ) -> Result<(Request, MessagePermits), BodyRefusal> {
+    ) -> Result<(Request, MessagePermits), MessageRefusal> {
         let (mut head, body) = request.into_parts();
         if body.size_hint().lower() > MAX_BODY as u64 {
-            return Err(BodyRefusal::TooLarge);
+            return Err(MessageRefusal::TooLarge);
         }
         let arrived = tokio::time::timeout(ARRIVAL_TIMEOUT, self.collect(body)).await;
         let ArrivingBody { bytes, permits: arriving } =
-            arrived.map_err(|_| BodyRefusal::Late)??;
+            arrived.map_err(|_| MessageRefusal::Late)??;
         let whole = Bytes::from(bytes);
-        let structure = structure(&whole);
-        if whole.len() > MAX_PLAIN_BODY && (structure > MAX_STRUCTURE || !may_be_long(&whole)) {
-            return Err(BodyRefusal::TooLarge);
-        }
-        // The bytes are parsed into strings of the same length.
-        let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT);
-        let parsed = parsed.ok_or(BodyRefusal::NoMemory)?;
-        let held = Arc::new((arriving, parsed));
-        let permits = MessagePermits { _held: held };
+        let parsed = self.charge(&whole)?;
+        let permits = MessagePermits { _held: Arc::new((arriving, parsed)) };
         head.extensions.insert(permits.clone());
         Ok((Request::from_parts(head, whole.into()), permits))
     }
 
-    async fn collect(&self, body: Body) -> Result<ArrivingBody, BodyRefusal> {
+    /// The permits for a line within the limits. The reader has one buffer for all lines.
+    pub(crate) fn admit(&self, line: &[u8]) -> Result<MessagePermits, MessageRefusal> {
+        let parsed = self.charge(line)?;
+        Ok(MessagePermits { _held: Arc::new((None, parsed)) })
+    }
+
+    /// The permits for a message once it is parsed: its bytes become strings of the same length.
+    fn charge(&self, whole: &[u8]) -> Result<OwnedSemaphorePermit, MessageRefusal> {
+        let structure = structure(whole);
+        if whole.len() > MAX_PLAIN_BODY && (structure > MAX_STRUCTURE || !may_be_long(whole)) {
+            return Err(MessageRefusal::TooLarge);
+        }
+        let parsed = self.take(whole.len() + structure * STRUCTURE_WEIGHT);
+        parsed.ok_or(MessageRefusal::NoMemory)
+    }
+
+    async fn collect(&self, body: Body) -> Result<ArrivingBody, MessageRefusal> {
         let mut arriving = ArrivingBody::default();
         let mut pieces = body.into_data_stream();
         loop {
-            match pieces.try_next().await.map_err(|_| BodyRefusal::Broken)? {
+            match pieces.try_next().await.map_err(|_| MessageRefusal::Broken)? {
                 Some(piece) => arriving.append(&piece, self)?,
                 None => return Ok(arriving),
             }
@@ -174,37 +188,45 @@ fn hold(body: Body, permits: MessagePermits) -> Body {
     }))
 }
 
-/// Why a body is refused.
+/// Why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BodyRefusal {
+pub(crate) enum MessageRefusal {
     TooLarge,
     NoMemory,
     Late,
     Broken,
 }
 
-impl IntoResponse for BodyRefusal {
-    fn into_response(self) -> Response {
+impl Display for MessageRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLarge => {
-                let why = format!(
-                    "a message has at most {MAX_PLAIN_BODY} bytes; one with code, a file or input \
-                     has at most {MAX_BODY}, of which {MAX_STRUCTURE} are not in strings\n"
-                );
-                (StatusCode::PAYLOAD_TOO_LARGE, why).into_response()
-            }
+            Self::TooLarge => write!(
+                f,
+                "a message has at most {MAX_PLAIN_BODY} bytes; one with code, a file or input has \
+                 at most {MAX_BODY}, of which {MAX_STRUCTURE} are not in strings"
+            ),
             Self::NoMemory => {
-                let why = "the messages of all clients take too much memory; retry later\n";
-                let later = [(RETRY_AFTER, RETRY_SECONDS)];
-                (StatusCode::SERVICE_UNAVAILABLE, later, why).into_response()
+                f.write_str("the messages of all clients take too much memory; retry later")
             }
-            Self::Late => {
-                (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n").into_response()
-            }
-            Self::Broken => {
-                (StatusCode::BAD_REQUEST, "the body did not arrive whole\n").into_response()
-            }
+            Self::Late => f.write_str("the body did not arrive in time"),
+            Self::Broken => f.write_str("the body did not arrive whole"),
         }
+    }
+}
+
+impl IntoResponse for MessageRefusal {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Late => StatusCode::REQUEST_TIMEOUT,
+            Self::Broken => StatusCode::BAD_REQUEST,
+        };
+        let mut response = (status, format!("{self}\n")).into_response();
+        if self == Self::NoMemory {
+            response.headers_mut().insert(RETRY_AFTER, RETRY_AFTER_SECOND);
+        }
+        response
     }
 }
 
@@ -268,7 +290,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_takes_memory_as_it_arrives() {
-        let memory = BodyMemory::default();
+        let memory = MessageMemory::default();
         let _others = memory.take(MAX_MEMORY - (64 << 10)).unwrap();
         // As with a chunked body, its length is not known.
         let (sender, pieces) = tokio::sync::mpsc::channel::<Bytes>(1);
@@ -290,14 +312,14 @@ mod tests {
         // One that fills the memory is refused while it arrives.
         let endless = futures_util::stream::repeat_with(|| Ok::<_, BoxError>(vec![b' '; 4096]));
         let refused = memory.receive(Request::new(Body::from_stream(endless))).await;
-        assert_eq!(refused.unwrap_err(), BodyRefusal::NoMemory);
+        assert_eq!(refused.unwrap_err(), MessageRefusal::NoMemory);
         drop(permits);
         drop(memory.take(64 << 10).unwrap());
     }
 
     #[tokio::test]
     async fn long_messages_carry_code_and_messages_share_a_bounded_memory() {
-        let memory = BodyMemory::default();
+        let memory = MessageMemory::default();
         let limiter = memory.clone();
         let router = Router::new()
             .route("/", post(|body: String| async move { body.len().to_string() }))

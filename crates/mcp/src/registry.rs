@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::Mutex as CallMutex;
+use tokio::sync::{Mutex as CallMutex, OwnedMutexGuard};
+use tokio_util::sync::CancellationToken;
 
 use crate::arguments::MAIN;
 use crate::sandbox::{Sandbox, SandboxError};
@@ -62,9 +63,26 @@ impl Registry {
         Ok(names)
     }
 
-    pub(crate) fn get(&self, name: &str) -> Result<SharedSandbox, SandboxError> {
+    fn get(&self, name: &str) -> Result<SharedSandbox, SandboxError> {
         let found = self.lock().sandboxes.get(name).cloned();
         found.ok_or_else(|| SandboxError::Refused(unknown(name)))
+    }
+
+    /// The sandbox for a call, once the calls before it have ended.
+    ///
+    /// # Errors
+    /// No sandbox has this name, or the call is cancelled while it waits.
+    pub(crate) async fn enter(
+        &self,
+        name: &str,
+        cancellation: &CancellationToken,
+    ) -> Result<OwnedMutexGuard<Sandbox>, SandboxError> {
+        let sandbox = self.get(name)?;
+        tokio::select! {
+            biased;
+            () = cancellation.cancelled() => Err(SandboxError::Cancelled),
+            sandbox = sandbox.lock_owned() => Ok(sandbox),
+        }
     }
 
     /// Closes a sandbox. A call that runs in it ends first.

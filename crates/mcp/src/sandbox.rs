@@ -49,6 +49,8 @@ pub(crate) enum SandboxError {
     NotStarted(String),
     #[error("the command did not end after it was killed, and is undone")]
     NotEnded,
+    #[error("the call was cancelled")]
+    Cancelled,
     #[error("{0}")]
     Refused(String),
 }

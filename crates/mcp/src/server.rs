@@ -15,9 +15,10 @@ use rmcp::model::{
 use rmcp::service::{Peer, RequestContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::answering_service::AnsweringService;
-use crate::body_limit::MessagePermits;
+use crate::message_limit::MessagePermits;
 use crate::registry::Registry;
 use crate::sandbox::Sandbox;
 use crate::stdio::{StdioTransport, serve_client};
@@ -126,9 +127,10 @@ impl Server {
         };
         let call = ToolCall {
             registry: Arc::clone(&self.registry),
+            cancellation: context.ct.clone(),
             cancelled: Arc::clone(&cancel.0),
             progress,
-            permits: context.extensions.get().and_then(MessagePermits::of),
+            permits: MessagePermits::of(&context.extensions),
         };
         let calling = call.call(&request.name, request.arguments.unwrap_or_default());
         let reporting = async {
@@ -150,7 +152,11 @@ impl Server {
     }
 
     /// The content of a resource.
-    async fn read(&self, uri: &str) -> Result<ReadResourceResult, ErrorData> {
+    async fn read(
+        &self,
+        uri: &str,
+        cancellation: &CancellationToken,
+    ) -> Result<ReadResourceResult, ErrorData> {
         let named = uri.strip_prefix(SCHEME).and_then(|rest| {
             let at = rest.find('/')?;
             Some((&rest[..at], rest[at..].to_owned()))
@@ -162,7 +168,7 @@ impl Server {
         let refused = |error: crate::sandbox::SandboxError| {
             ErrorData::resource_not_found(error.to_string(), None)
         };
-        let mut sandbox = self.registry.get(sandbox).map_err(refused)?.lock_owned().await;
+        let mut sandbox = self.registry.enter(sandbox, cancellation).await.map_err(refused)?;
         let read = move |sandbox: &mut Sandbox| sandbox.read_file(&path, 0, None);
         let read = tokio::task::spawn_blocking(move || read(&mut sandbox)).await;
         let file = read
@@ -246,8 +252,8 @@ impl ServerHandler for Server {
     async fn read_resource(
         &self,
         request: ReadResourceRequestParams,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        self.read(&request.uri).await.map(ReadResourceResponse::from)
+        self.read(&request.uri, &context.ct).await.map(ReadResourceResponse::from)
     }
 }

@@ -12,14 +12,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::arguments::{
     CheckpointArguments, CloseArguments, CodeArguments, CommandArguments, DiffArguments,
     ForkArguments, ListArguments, NoArguments, ReadArguments, RollbackArguments, SandboxArguments,
     WriteArguments,
 };
-use crate::body_limit::MessagePermits;
 use crate::collector::{Limits, OutputCollector};
+use crate::message_limit::MessagePermits;
 use crate::registry::Registry;
 use crate::results::{
     CodeResult, CommandResult, Describe, DiffResult, FileContent, Listing, SandboxNames, StateId,
@@ -31,10 +32,13 @@ use crate::server::Config;
 /// One call of a tool.
 pub(crate) struct ToolCall {
     pub(crate) registry: Arc<Registry>,
+    /// Ends the wait for a sandbox.
+    pub(crate) cancellation: CancellationToken,
+    /// Ends a call that runs.
     pub(crate) cancelled: Arc<AtomicBool>,
     /// Receives output while the call runs.
     pub(crate) progress: Option<mpsc::Sender<String>>,
-    /// For the memory of its arguments, where they came over HTTP.
+    /// For the memory of its arguments.
     pub(crate) permits: Option<MessagePermits>,
 }
 
@@ -191,6 +195,11 @@ pub(crate) fn list(config: &Config) -> Vec<Tool> {
     tools
 }
 
+/// Whether calls of a tool wait for a sandbox while it runs another call.
+pub(crate) fn waits_for_sandbox(tool: &str) -> bool {
+    !["create_sandbox", "close_sandbox", "list_sandboxes"].contains(&tool)
+}
+
 /// Parses the arguments of a tool.
 fn parse<A: DeserializeOwned>(arguments: JsonObject) -> Result<A, SandboxError> {
     serde_json::from_value(arguments.into())
@@ -248,13 +257,13 @@ impl ToolCall {
         sandbox: &str,
         run: impl FnOnce(&mut Sandbox) -> Result<R, SandboxError> + Send + 'static,
     ) -> Result<R, SandboxError> {
-        let mut sandbox = self.registry.get(sandbox)?.lock_owned().await;
+        let mut sandbox = self.registry.enter(sandbox, &self.cancellation).await?;
         let (cancelled, permits) = (Arc::clone(&self.cancelled), self.permits.clone());
         let running = tokio::task::spawn_blocking(move || {
             // The call runs to its end where its client has left.
             let _permits = permits;
             if cancelled.load(Ordering::Relaxed) {
-                return Err(SandboxError::Refused("the call was cancelled".to_owned()));
+                return Err(SandboxError::Cancelled);
             }
             run(&mut sandbox)
         });
@@ -389,22 +398,47 @@ mod tests {
 
     use super::*;
     use crate::arguments::MAIN;
-    use crate::body_limit::BodyMemory;
+    use crate::message_limit::MessageMemory;
 
-    #[tokio::test]
-    async fn a_call_whose_client_has_left_keeps_its_charge_until_it_ends() {
+    fn registry() -> Arc<Registry> {
         let wasm = wat::parse_str(r#"(module (memory (export "memory") 1))"#).unwrap();
         let guest = Guest::from_bytes("empty", &wasm, &Options::new()).unwrap();
         let language = afresh_interpreter::Language::named("javascript").unwrap();
-        let registry = Arc::new(Registry::new(Config::new(guest, language)).unwrap());
-        let memory = BodyMemory::default();
+        Arc::new(Registry::new(Config::new(guest, language)).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_call_does_not_wait_for_its_sandbox() {
+        let registry = registry();
+        let cancellation = CancellationToken::new();
+        let running = registry.enter(MAIN, &cancellation).await.unwrap();
+        let call = ToolCall {
+            registry: Arc::clone(&registry),
+            cancellation: cancellation.clone(),
+            cancelled: Arc::default(),
+            progress: None,
+            permits: None,
+        };
+        let waiting = tokio::spawn(async move { call.with(MAIN, |_| Ok(())).await });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "another call runs");
+        cancellation.cancel();
+        assert!(matches!(waiting.await.unwrap(), Err(SandboxError::Cancelled)));
+        drop(running);
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_client_has_left_keeps_its_charge_until_it_ends() {
+        let registry = registry();
+        let memory = MessageMemory::default();
         let (request, permits) = memory.receive(Request::new(Body::from("{}"))).await.unwrap();
         let request = request.into_parts().0;
         let call = ToolCall {
             registry,
+            cancellation: CancellationToken::new(),
             cancelled: Arc::default(),
             progress: None,
-            permits: MessagePermits::of(&request),
+            permits: request.extensions.get().cloned(),
         };
         drop((request, permits));
         let (begun, is_begun) = tokio::sync::oneshot::channel();
