@@ -172,11 +172,11 @@ def test_figures_are_images(box: afresh.Sandbox) -> None:
         warm.run_code("pickle.loads(pickle.dumps(functools.partial(open, mode='rb')))").unwrap()
         assert warm.eval("io.open is open and pickle.loads(pickle.dumps(open)) is open")
         # A font in memory needs its file no more.
-        warm.run_code("import os, shutil; shutil.copyfile(plt.matplotlib.font_manager.findfont('DejaVu Sans'), 'a.ttf')")
+        warm.run_code("import os, shutil; found = plt.matplotlib.font_manager.findfont('DejaVu Sans')").unwrap()
+        warm.run_code("shutil.copyfile(found, 'a.ttf')").unwrap()
         warm.run_code("font = plt.matplotlib.font_manager.get_font('a.ttf'); os.truncate('a.ttf', 0)").unwrap()
         assert warm.eval("font.load_char(ord('g')).width") > 0
         # The name of a font is its path, so that figures can be files with fonts.
-        warm.run_code("font = plt.matplotlib.font_manager.findfont('DejaVu Sans')").unwrap()
-        assert warm.eval("str(plt.matplotlib.font_manager.get_font(font).fname) == str(font)")
+        assert warm.eval("str(plt.matplotlib.font_manager.get_font(found).fname) == str(found)")
         for kind in ("pdf", "ps", "svg"):
             assert warm.eval(f"to = io.BytesIO(); plt.plot([1]); plt.savefig(to, format='{kind}'); to.tell()") > 1000
