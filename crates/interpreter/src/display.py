@@ -2,10 +2,10 @@
 # matplotlib. It follows `driver.py` in the same module, and `agent.py` follows it.
 #
 # Promises: the formats are those of Jupyter (`_repr_mimebundle_`, `_repr_html_` and so on). A value
-# whose format raises is shown without that format. A module of a package is imported here only after
-# code has imported that package. A result that is larger than `MAX_RESULT` is an exception of the
-# code. A figure of matplotlib 3.10 or newer reads its fonts from memory: without that a small one
-# can make 3,200 system calls for them. No function of Python is replaced for it.
+# whose format raises is shown without that format. A module of a package is imported here only
+# after code has imported that package. A result that is larger than `MAX_RESULT` is an exception of
+# the code. A figure of matplotlib 3.10 or newer reads its fonts from memory: without that a small
+# one can make 3,200 system calls for them. No function of Python is replaced for it.
 
 import base64
 import contextlib
@@ -253,8 +253,8 @@ def _read_font(path):
 class _FontLibrary:
     """`matplotlib.ft2font` for the module that opens fonts.
 
-    FreeType seeks and reads a few bytes of a font for each letter, through a file of Python. Such a file has a buffer of
-    one block, so that most of these are system calls. A larger buffer is lost at each read to the end of the file.
+    FreeType seeks and reads a few bytes of a font for each letter, through a file of Python. Such a file has a buffer
+    of one block, so that most of these are system calls. A larger buffer is lost at each read to the end of the file.
     """
 
     def __init__(self, library):
