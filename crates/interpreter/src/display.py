@@ -272,7 +272,7 @@ class _FontLibrary:
 
 def warm_figures():
     """Draws a figure if the setup imported matplotlib, so that sandboxes find its modules and caches filled."""
-    # The first figure of the code reports what fails here. A module with this name may be another one.
+    # The first figure of the code reports what fails here. The module may be another one.
     with contextlib.suppress(BaseException):
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or dict.get(pyplot.rcParams, "backend") != f"module://{_BACKEND}":

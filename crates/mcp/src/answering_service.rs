@@ -20,10 +20,10 @@ use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::tools::waits_for_sandbox;
-
 /// Maximum calls in flight of a server with at most as many sandboxes.
 const MAX_CALLS: usize = 256;
+/// The tools whose calls wait for no sandbox.
+const PROMPT_TOOLS: [&str; 3] = ["create_sandbox", "close_sandbox", "list_sandboxes"];
 
 /// A service that answers a request with an error if its handler panics, or if too many calls use
 /// or await sandboxes. Copies share the limit.
@@ -90,7 +90,8 @@ impl<S: ServerHandler> ServerHandler for AnsweringService<S> {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let permit = waits_for_sandbox(&request.name).then(|| self.begin_call());
+        let waits = !PROMPT_TOOLS.contains(&&*request.name);
+        let permit = waits.then(|| self.begin_call());
         match permit.transpose() {
             Ok(_permit) => answer(self.service.call_tool(request, context)).await,
             // As a result, which clients show to the model. Some take codes of errors from -32000
@@ -209,7 +210,7 @@ mod tests {
         let refused = client.peer().read_resource(read).await.unwrap_err();
         assert!(refused.to_string().contains("256 calls"), "{refused}");
         // Requests that wait for no sandbox are answered.
-        for tool in ["list_sandboxes", "create_sandbox", "close_sandbox"] {
+        for tool in PROMPT_TOOLS {
             let answer = client.peer().call_tool(CallToolRequestParams::new(tool)).await.unwrap();
             assert_eq!(answer.is_error, Some(false), "{tool}");
         }

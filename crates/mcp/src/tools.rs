@@ -195,11 +195,6 @@ pub(crate) fn list(config: &Config) -> Vec<Tool> {
     tools
 }
 
-/// Whether calls of a tool wait for a sandbox while it runs another call.
-pub(crate) fn waits_for_sandbox(tool: &str) -> bool {
-    !["create_sandbox", "close_sandbox", "list_sandboxes"].contains(&tool)
-}
-
 /// Parses the arguments of a tool.
 fn parse<A: DeserializeOwned>(arguments: JsonObject) -> Result<A, SandboxError> {
     serde_json::from_value(arguments.into())

@@ -144,7 +144,7 @@ def test_fonts_of_figures_are_read_whole(box: afresh.Sandbox) -> None:
 def test_a_setup_that_imports_matplotlib_has_drawn_a_figure() -> None:
     with afresh.linux("python3", setup=_FAKE_PYPLOT).sandbox(timeout=60) as sandbox:
         assert sandbox.eval("steps") == ["plot", "draw", "close"]
-    # Another backend is the choice of the setup, and a figure that fails is reported once code draws it.
+    # Another backend is a choice of the setup. The code that draws a figure reports its failure.
     other = f"{_FAKE_PYPLOT}\npyplot.rcParams['backend'] = 'svg'"
     broken = f"{_FAKE_PYPLOT}\nFigure.subplots = None"
     ending = f"{_FAKE_PYPLOT}\npyplot.figure = lambda: sys.exit(3)"
