@@ -7,8 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, output};
+use crate::command::output;
 use crate::host;
+use crate::rivals::crate_sources;
 
 const VERSION: &str = "1.41.0";
 const DIGEST: &str = "d1389b31abecf23eec65b4430d86f99f736aeb05c40948dbbe2f88cb17815803";
@@ -19,10 +20,8 @@ pub(crate) fn kernel() -> Result<()> {
     if file.is_file() && digest(&file)? == DIGEST {
         return Ok(());
     }
-    let mut fetch = cargo();
-    fetch.args(["info", "--quiet", &format!("extism@{VERSION}")]).current_dir(host::repository());
-    output(&mut fetch).context("cannot fetch the crate extism, for its kernel")?;
-    let found = sources()?;
+    let sources = crate_sources(("extism", VERSION))?;
+    let found = sources.join("src/extism-runtime.wasm");
     if digest(&found)? != DIGEST {
         bail!(
             "{} is another kernel than the one that is expected: sha256 {DIGEST}",
@@ -33,22 +32,6 @@ pub(crate) fn kernel() -> Result<()> {
     fs::create_dir_all(fresh.parent().context("the target folder has a parent")?)?;
     fs::copy(&found, &fresh).with_context(|| format!("cannot copy {}", found.display()))?;
     fs::rename(&fresh, &file).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// The kernel among the sources that cargo has unpacked.
-fn sources() -> Result<PathBuf> {
-    let home = match std::env::var_os("CARGO_HOME") {
-        Some(home) => PathBuf::from(home),
-        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cargo"),
-    };
-    let registries = home.join("registry/src");
-    let listed = fs::read_dir(&registries)
-        .with_context(|| format!("cannot read {}", registries.display()))?;
-    listed
-        .flatten()
-        .map(|entry| entry.path().join(format!("extism-{VERSION}/src/extism-runtime.wasm")))
-        .find(|path| path.is_file())
-        .with_context(|| format!("{} has no sources of extism {VERSION}", registries.display()))
 }
 
 fn digest(file: &PathBuf) -> Result<String> {

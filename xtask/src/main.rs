@@ -40,6 +40,7 @@ mod prose;
 mod python;
 mod registry;
 mod release;
+mod rivals;
 mod signatures;
 mod soak;
 mod sources;
@@ -124,6 +125,9 @@ Commands:
                          static-archive, image, wheel, musl-wheel, npm and c-library, with checksums and a list of
                          components. --command packages a command that was built before. --try installs each package
                          in a clean Debian root and uses it there; this needs root.
+  rivals [--only NAME]…  Install the programs that benchmarks compare afresh with into target/rivals: gvisor and eryx
+                         (Debian's and PyPI's), fuzz (LibAFL, AFL++ and libpng) and wago. Downloads some hundred MB
+                         and compiles for some minutes. A rival that cannot be installed is reported.
   test [--cache] [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
                          all tests, including those of the Python and npm packages, fuzz, run Miri, package every
@@ -181,6 +185,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("registry-guests", rest)) => registry::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("rivals", rest)) => rivals::main(rest),
         Some(("test", rest)) => test::main(rest),
         Some(("wasi-testsuite", rest)) => wasi::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("wheel", rest)) => python::wheel(rest).map(|()| ExitCode::SUCCESS),

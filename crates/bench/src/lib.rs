@@ -8,13 +8,19 @@ pub mod arena;
 #[cfg(feature = "http")]
 pub mod component;
 pub mod density;
+#[cfg(feature = "linux")]
+pub mod eryx;
 #[cfg(feature = "arena")]
 pub mod fault;
 #[cfg(feature = "fleet")]
 pub mod fleet;
+mod foreign_rows;
+pub mod fuzz;
 #[cfg(feature = "linux")]
 mod groundhog;
 pub mod grow;
+#[cfg(feature = "linux")]
+pub mod gvisor;
 pub mod js;
 #[cfg(feature = "linux")]
 mod linux;
@@ -32,6 +38,8 @@ pub mod python;
 mod python_rival;
 pub mod report;
 pub mod restore;
+#[cfg(feature = "linux")]
+mod rival_process;
 pub mod rivals;
 pub mod row;
 pub mod sandbox;

@@ -1,13 +1,17 @@
-//! Fuzzes one target in two ways, in turns, and prints executions a second: by LibAFL's fork
-//! server, and by an executor over a warm Linux program.
+//! Fuzzes targets in turns: by LibAFL's fork server, by an executor over a warm Linux program, and
+//! by AFL++ with its fork server and in its persistent mode.
 //!
-//! Usage: `[--seconds N] [--rounds N] [--state MIB]…`. The state is built by the target before its
-//! first input.
+//! Usage: `[--seconds N] [--rounds N] [--state MIB]… [--json]`. The state is built by the target
+//! before its first input. `--json` prints a row of the table `fuzz` of `afresh-bench` per line.
+//!
+//! `build-png LIBPNG ZLIB` builds the target libpng of these sources beside this program; without
+//! it the target is left out.
 
+mod aflpp;
 mod executor;
+mod target;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use afresh_linux::Program;
@@ -33,41 +37,103 @@ use crate::executor::{Edges, WarmExecutor};
 /// Bytes of the map, as the target's runtime has them.
 const MAP: usize = 8192;
 const TIMEOUT: Duration = Duration::from_secs(2);
-const SEEDS: [&str; 3] =
+/// Seeds of the target that reads JSON.
+const JSON_SEEDS: [&str; 3] =
     [r#"{"key1": [1, 2.5e3, true], "b": null}"#, r#"[[{"bag": "\u0041"}], -1]"#, "{}"];
+/// A seed of the target libpng: 16 by 16 pixels in colour.
+const PNG_SEED: &[u8] = include_bytes!("../fuzzed/seed.png");
 
 type Failure = Box<dyn std::error::Error>;
 
+/// The settings of a run.
+struct Settings {
+    seconds: u64,
+    rounds: u64,
+    states: Vec<u64>,
+    is_json: bool,
+}
+
 fn main() -> Result<(), Failure> {
-    let (mut seconds, mut rounds, mut states) = (5, 5, Vec::new());
+    let mut settings = Settings { seconds: 5, rounds: 5, states: Vec::new(), is_json: false };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{name} needs a number"))?.parse()?;
+        let mut value = || arguments.next().ok_or_else(|| format!("{name} needs a value"));
         match name.as_str() {
-            "--seconds" => seconds = value,
-            "--rounds" => rounds = value,
-            "--state" => states.push(value),
+            "build-png" => {
+                let (libpng, zlib) = (PathBuf::from(value()?), PathBuf::from(value()?));
+                return target::build_png(&programs()?, &libpng, &zlib);
+            }
+            "--json" => settings.is_json = true,
+            "--seconds" => settings.seconds = value()?.parse()?,
+            "--rounds" => settings.rounds = value()?.parse()?,
+            "--state" => settings.states.push(value()?.parse()?),
             _ => return Err(format!("unknown: {name}").into()),
         }
     }
-    if states.is_empty() {
-        states = vec![0, 64];
+    if settings.states.is_empty() {
+        settings.states = vec![0, 64];
     }
-    let target = compile()?;
-    println!(
-        "| MiB of state | by | executions a second: median | least | most | inputs kept | crashes |"
-    );
-    println!("|---|---|---|---|---|---|---|");
-    for state in states {
+    if !settings.is_json {
+        println!(
+            "| target | by | executions a second: median | least | most | inputs kept | crashes |"
+        );
+        println!("|---|---|---|---|---|---|---|");
+    }
+    json(&settings)?;
+    png(&settings)
+}
+
+/// The folder of the programs of the target libpng.
+fn programs() -> Result<PathBuf, Failure> {
+    Ok(std::env::current_exe()?.with_file_name("fuzzed"))
+}
+
+/// Fuzzes the JSON reader.
+fn json(settings: &Settings) -> Result<(), Failure> {
+    let seeds = JSON_SEEDS.map(|seed| seed.as_bytes().to_vec());
+    let length = Duration::from_secs(settings.seconds);
+    let program = target::json()?;
+    for state in &settings.states {
         let (mut warm, mut forks) = (Vec::new(), Vec::new());
-        for seed in 0..rounds {
-            let length = Duration::from_secs(seconds);
-            forks.push(by_forks(&target, state, seed, length)?);
-            warm.push(by_warm(&target, state, seed, length)?);
+        for seed in 0..settings.rounds {
+            forks.push(by_forks(&program, *state, &seeds, seed, length)?);
+            warm.push(by_warm(&program, *state, &seeds, seed, length)?);
         }
-        let fork = row(state, "fork server", forks);
-        let ours = row(state, "afresh", warm);
-        println!("{state} MiB of state: {:.1} times the fork server's", ours / fork);
+        let case = format!("json/{state}MiB");
+        row(settings, &case, "libafl/fork-server", forks);
+        row(settings, &case, "afresh", warm);
+    }
+    Ok(())
+}
+
+/// Fuzzes libpng.
+fn png(settings: &Settings) -> Result<(), Failure> {
+    let Some(png) = target::Png::find(&programs()?) else {
+        eprintln!("png left out: its target is not built; `cargo xtask rivals --only fuzz`");
+        return Ok(());
+    };
+    let aflpp = [("afl++/fork-server", png.forking), ("afl++/persistent", png.persistent)];
+    let mut aflpp: Vec<_> = aflpp
+        .into_iter()
+        .filter_map(|(name, program)| Some((name, program?, Vec::new())))
+        .collect();
+    if aflpp.is_empty() {
+        eprintln!("afl++ left out: its target is not built; `cargo xtask rivals --only fuzz`");
+    }
+    let seeds = [PNG_SEED.to_vec()];
+    let length = Duration::from_secs(settings.seconds);
+    let (mut warm, mut forks) = (Vec::new(), Vec::new());
+    for seed in 0..settings.rounds {
+        forks.push(by_forks(&png.program, 0, &seeds, seed, length)?);
+        warm.push(by_warm(&png.program, 0, &seeds, seed, length)?);
+        for (_, program, scores) in &mut aflpp {
+            scores.push(aflpp::run(program, &seeds, seed, settings.seconds)?);
+        }
+    }
+    row(settings, "png", "libafl/fork-server", forks);
+    row(settings, "png", "afresh", warm);
+    for (name, _, scores) in aflpp {
+        row(settings, "png", name, scores);
     }
     Ok(())
 }
@@ -80,37 +146,32 @@ struct Score {
     crashes: usize,
 }
 
-/// Prints a row; its median.
-fn row(state: u64, name: &str, mut scores: Vec<Score>) -> f64 {
+/// Prints a row.
+fn row(settings: &Settings, case: &str, name: &str, mut scores: Vec<Score>) {
+    let micros: Vec<f64> = scores.iter().map(|score| 1e6 / score.speed).collect();
     scores.sort_by(|a, b| a.speed.total_cmp(&b.speed));
-    let (least, most) = (scores[0].speed, scores[scores.len() - 1].speed);
-    let Score { speed, .. } = scores[scores.len() / 2];
+    let Some((least, most)) = scores.first().zip(scores.last()) else { return };
+    let median = scores[scores.len() / 2].speed;
+    if settings.is_json {
+        println!(
+            r#"{{"case": "{case}", "strategy": "{name}", "median": {}, "min": {}, "p99": {}, "samples": {micros:?}}}"#,
+            1e6 / median,
+            1e6 / most.speed,
+            1e6 / least.speed,
+        );
+        return;
+    }
     let kept = scores.iter().map(|score| score.kept).max().unwrap_or(0);
     let crashes: usize = scores.iter().map(|score| score.crashes).sum();
-    println!("| {state} | {name} | {speed:.0} | {least:.0} | {most:.0} | {kept} | {crashes} |");
-    speed
-}
-
-/// The target, compiled with instrumentation for its edges.
-fn compile() -> Result<PathBuf, Failure> {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzzed");
-    let out = std::env::temp_dir().join(format!("afresh-fuzzed-{}", std::process::id()));
-    std::fs::create_dir_all(&out)?;
-    let cc = |arguments: &[&str], files: &[PathBuf], made: &Path| -> Result<(), Failure> {
-        let mut command = Command::new("cc");
-        let status = command.arg("-O2").args(arguments).args(files).arg("-o").arg(made).status()?;
-        if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
-    };
-    let object = out.join("target.o");
-    cc(&["-c", "-fsanitize-coverage=trace-pc"], &[sources.join("target.c")], &object)?;
-    let program = out.join("target");
-    cc(&["-static"], &[sources.join("runtime.c"), object], &program)?;
-    Ok(program)
+    println!(
+        "| {case} | {name} | {median:.0} | {:.0} | {:.0} | {kept} | {crashes} |",
+        least.speed, most.speed
+    );
 }
 
 /// Fuzzes for a time with the executor that is made of `$edges`: one type for each, so no function.
 macro_rules! fuzz {
-    ($edges:ident, $seed:expr, $length:expr, $executor:expr) => {{
+    ($edges:ident, $seeds:expr, $seed:expr, $length:expr, $executor:expr) => {{
         let (mut feedback, mut objective) = (MaxMapFeedback::new(&$edges), CrashFeedback::new());
         let (corpus, crashes) = (InMemoryCorpus::<BytesInput>::new(), InMemoryCorpus::new());
         let rand = StdRand::with_seed($seed);
@@ -120,8 +181,8 @@ macro_rules! fuzz {
         let mut executor = $executor;
         let mutator = HavocScheduledMutator::new(havoc_mutations());
         let mut stages = tuple_list!(StdMutationalStage::new(mutator));
-        for seed in SEEDS {
-            let seed = BytesInput::new(seed.as_bytes().to_vec());
+        for seed in $seeds {
+            let seed = BytesInput::new(seed.clone());
             fuzzer.add_input(&mut state, &mut executor, &mut manager, seed)?;
         }
         let (begun, before) = (Instant::now(), *state.executions());
@@ -133,14 +194,26 @@ macro_rules! fuzz {
     }};
 }
 
-fn by_warm(target: &Path, mib: u64, seed: u64, length: Duration) -> Result<Score, Failure> {
+fn by_warm(
+    target: &Path,
+    mib: u64,
+    seeds: &[Vec<u8>],
+    seed: u64,
+    length: Duration,
+) -> Result<Score, Failure> {
     let program = Program::new(target).arg(mib.to_string()).time_limit(TIMEOUT);
     let warm = program.warm()?;
     let edges: Edges = HitcountsMapObserver::new(OwnedMapObserver::new("edges", vec![0; MAP]));
-    Ok(fuzz!(edges, seed, length, WarmExecutor::new(&warm, edges, ())?))
+    Ok(fuzz!(edges, seeds, seed, length, WarmExecutor::new(&warm, edges, ())?))
 }
 
-fn by_forks(target: &Path, mib: u64, seed: u64, length: Duration) -> Result<Score, Failure> {
+fn by_forks(
+    target: &Path,
+    mib: u64,
+    seeds: &[Vec<u8>],
+    seed: u64,
+    length: Duration,
+) -> Result<Score, Failure> {
     let mut memory = UnixShMemProvider::new()?;
     let mut map = memory.new_shmem(MAP)?;
     // SAFETY: nothing else runs in this process that could read its environment at the same time.
@@ -156,5 +229,5 @@ fn by_forks(target: &Path, mib: u64, seed: u64, length: Duration) -> Result<Scor
         .coverage_map_size(MAP)
         .is_deferred_frksrv(true)
         .timeout(TIMEOUT);
-    Ok(fuzz!(edges, seed, length, executor.build(tuple_list!(edges))?))
+    Ok(fuzz!(edges, seeds, seed, length, executor.build(tuple_list!(edges))?))
 }

@@ -35,10 +35,13 @@ struct Plan {
 }
 
 /// All tables that a report runs. `docs/benchmarks.md` describes each.
-const PLANS: [Plan; 12] = [
+const PLANS: [Plan; 15] = [
     Plan { name: "wasm", quick: 45, full: 220 },
     Plan { name: "session", quick: 60, full: 120 },
     Plan { name: "linux", quick: 30, full: 150 },
+    Plan { name: "gvisor", quick: 15, full: 60 },
+    Plan { name: "eryx", quick: 10, full: 30 },
+    Plan { name: "fuzz", quick: 25, full: 180 },
     Plan { name: "vm", quick: 20, full: 90 },
     Plan { name: "serve", quick: 30, full: 120 },
     Plan { name: "start", quick: 15, full: 60 },

@@ -24,8 +24,8 @@ impl Side {
     }
 }
 
-/// Beginnings of strategies without a reset.
-const FLOORS: [&str; 4] = ["floor", "none", "resident", "write+fsync"];
+/// Beginnings of strategies without a reset or a sandbox.
+const FLOORS: [&str; 5] = ["floor", "native", "none", "resident", "write+fsync"];
 
 /// Techniques that afresh has as fallbacks and for comparison.
 const TECHNIQUES: [&str; 6] =
@@ -103,10 +103,13 @@ mod tests {
         for ours in ["reset", "fresh", "reset/write-set-uffd", "afresh, 50 turns", "pool-inline"] {
             assert_eq!(side(ours), Side::Afresh, "{ours}");
         }
-        for rival in ["wasmtime/pooling-cow", "mmap", "reset/full-copy", "discard", "fork-server"] {
+        for rival in ["wasmtime/pooling-cow", "mmap", "reset/full-copy", "discard", "fork-server"]
+            .into_iter()
+            .chain(["gvisor/systrap", "eryx/pool", "afl++/persistent", "libafl/fork-server"])
+        {
             assert_eq!(side(rival), Side::Rival, "{rival}");
         }
-        for floor in ["floor/never-reset", "none", "resident"] {
+        for floor in ["floor/never-reset", "none", "native", "resident"] {
             assert_eq!(side(floor), Side::Floor, "{floor}");
         }
     }

@@ -34,6 +34,13 @@ impl CommonArgs {
     }
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct RivalsArgs {
+    /// Directory of the rivals, which `cargo xtask rivals` installs.
+    #[arg(long, value_name = "DIR", default_value = "target/rivals")]
+    rivals: PathBuf,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Table {
     /// Calls of Wasm guests from the warm state, compared with the best configurations of wasmtime.
@@ -145,6 +152,29 @@ pub(crate) enum Table {
         /// Directory for the snapshots of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
+    },
+    #[cfg(feature = "linux")]
+    /// System calls and starts of CPython, compared with gVisor's `runsc`.
+    Gvisor {
+        #[command(flatten)]
+        common: CommonArgs,
+        #[command(flatten)]
+        rivals: RivalsArgs,
+    },
+    #[cfg(feature = "linux")]
+    /// Python code in sandboxes, compared with eryx.
+    Eryx {
+        #[command(flatten)]
+        common: CommonArgs,
+        #[command(flatten)]
+        rivals: RivalsArgs,
+    },
+    /// Executions of fuzz targets, compared with AFL++ and LibAFL's fork server.
+    Fuzz {
+        #[command(flatten)]
+        common: CommonArgs,
+        #[command(flatten)]
+        rivals: RivalsArgs,
     },
     #[cfg(feature = "fleet")]
     /// Simulation of a fleet of 10,000 hosts and 10 million sessions with the hosts' own placement
@@ -374,6 +404,38 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             afresh_bench::linux_table::all(folder.path(), &options, &mut print, &mut |case| {
                 eprintln!("{case} left out: the host lacks a program or module that it needs");
             })?;
+        }
+        #[cfg(feature = "linux")]
+        Table::Gvisor { common, rivals } => {
+            let runsc = match afresh_bench::gvisor::find(&rivals.rivals) {
+                Ok((runsc, version)) => {
+                    eprintln!("version: gVisor {version}");
+                    Some(runsc)
+                }
+                Err(error) => {
+                    eprintln!("gvisor left out: {error:#}");
+                    None
+                }
+            };
+            let mut omitted = |strategy: &str, error: &anyhow::Error| {
+                eprintln!("{strategy} left out: {error:#}");
+            };
+            let options = common.options();
+            afresh_bench::gvisor::all(runsc.as_deref(), &options, &mut print, &mut omitted)?;
+        }
+        #[cfg(feature = "linux")]
+        Table::Eryx { common, rivals } => {
+            let mut omitted = |error: &anyhow::Error| eprintln!("eryx left out: {error:#}");
+            afresh_bench::eryx::all(&rivals.rivals, &common.options(), &mut print, &mut omitted)?;
+        }
+        Table::Fuzz { common, rivals } => {
+            match afresh_bench::fuzz::find(&rivals.rivals) {
+                Ok(program) => {
+                    let options = common.options();
+                    afresh_bench::fuzz::all(&program, common.quick, &options, &mut print)?;
+                }
+                Err(error) => eprintln!("fuzz left out: {error:#}"),
+            }
         }
         #[cfg(feature = "fleet")]
         Table::Fleet { common } => {
