@@ -71,9 +71,8 @@ pub fn all(
         ensure!(answer == expected, "the answer is {answer:?}, not {expected:?}");
         Ok(())
     };
-    let mut field = vec![Contestant::new("afresh", || {
-        check(&ours.call_pristine(CODE.0.as_bytes())?, CODE.1)
-    })];
+    let mut field =
+        vec![Contestant::new("afresh", || check(&ours.call_pristine(CODE.0.as_bytes())?, CODE.1))];
     field.extend(theirs("eryx/sandbox", "sandbox"));
     field.extend(theirs("eryx/pool", "pooled"));
     contest(TABLE, "python/code", options, field, sink)?;

@@ -38,7 +38,6 @@ pub mod python;
 mod python_rival;
 pub mod report;
 pub mod restore;
-#[cfg(feature = "linux")]
 mod rival_process;
 pub mod rivals;
 pub mod row;
@@ -52,6 +51,7 @@ pub mod steady;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[cfg(feature = "vm")]
 pub mod vm;
+pub mod wago;
 pub mod wasm;
 
 pub use row::{Contestant, Options, Row, Sink, contest};

@@ -1,6 +1,7 @@
 //! `bench wasm`: a pristine call of a small and a large module, by every strategy of afresh, by
 //! wasmtime's own best configurations, and by the floor.
 
+use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::live::LiveInstance;
 use crate::modules::{DIRTY, LARGE_MODULE, SCATTER, SMALL_MODULE, Shape};
 use crate::rivals::{Rival, RivalGuest};
 use crate::row::{Contestant, Options, Sink, contest, summarise};
+use crate::wago::{STRATEGY as WAGO, Wago};
 
 const TABLE: &str = "wasm";
 /// The scaling rows are a separate table: their harness, threads that watch a flag, costs some
@@ -66,7 +68,8 @@ fn ours() -> Vec<(String, Mode, Strategy)> {
     list
 }
 
-/// Runs one exported function of a module from the caller.
+/// Runs one exported function of a module from the caller. `wago` is the program of
+/// [`wago`](crate::wago), which may be missing.
 ///
 /// # Errors
 /// When the module does not load or the call fails.
@@ -74,10 +77,18 @@ pub fn module(
     wasm: &[u8],
     call: &str,
     case: &str,
+    wago: Option<&Path>,
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
     let engine = engine()?;
+    let mut theirs = None;
+    if let Some(program) = wago.filter(|_| options.wants(case, WAGO)) {
+        match Wago::start(program, wasm, call) {
+            Ok(wago) => theirs = Some(wago),
+            Err(error) => eprintln!("{case} {}: left out: {error:#}", WAGO),
+        }
+    }
     let mut guests = Vec::new();
     for (name, mode, strategy) in ours() {
         if options.wants(case, &name) {
@@ -100,6 +111,9 @@ pub fn module(
     }
     for (name, rival) in &rivals {
         field.push(Contestant::new(*name, || rival.call()));
+    }
+    if let Some(wago) = &mut theirs {
+        field.push(Contestant::timed(WAGO, |n| wago.calls(n)));
     }
     // An instance that is never reset would grow without end.
     if !case.ends_with("/grow") {
@@ -144,11 +158,11 @@ fn floor(shape: &Shape, call: &str, options: &Options, sink: &mut Sink<'_>) -> a
 ///
 /// # Errors
 /// The first that any contestant meets.
-pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+pub fn all(wago: Option<&Path>, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     for shape in [SMALL_MODULE, LARGE_MODULE] {
         let wasm = shape.module();
         for call in ["empty", "scatter64", "dirty1m", "grow"] {
-            module(&wasm, call, &format!("{}/{call}", shape.name), options, sink)?;
+            module(&wasm, call, &format!("{}/{call}", shape.name), wago, options, sink)?;
             floor(&shape, call, options, sink)?;
         }
     }

@@ -59,6 +59,8 @@ pub(crate) enum Table {
         /// Path of the JavaScript guest for `js/request`.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
+        #[command(flatten)]
+        rivals: RivalsArgs,
     },
     /// Writes to a plain slot and its reset.
     Arena {
@@ -289,7 +291,10 @@ fn afresh_command(given: Option<&PathBuf>) -> PathBuf {
 pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
     let mut print = row_printer(format);
     match table {
-        Table::Wasm { common, module, call, input, js: js_guest } => {
+        Table::Wasm { common, module, call, input, js: js_guest, rivals } => {
+            let wago = afresh_bench::wago::find(&rivals.rivals);
+            let wago = wago.inspect_err(|error| eprintln!("wago left out: {error:#}")).ok();
+            let wago = wago.as_deref();
             let options = common.options();
             if let (Some(path), Some(call)) = (module, call) {
                 let bytes = std::fs::read(path)
@@ -300,11 +305,11 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
                     Some(input) => {
                         js::request(&bytes, &case, input.as_bytes(), &options, &mut print)?
                     }
-                    None => wasm::module(&bytes, call, &case, &options, &mut print)?,
+                    None => wasm::module(&bytes, call, &case, wago, &options, &mut print)?,
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            wasm::all(&options, &mut print)?;
+            wasm::all(wago, &options, &mut print)?;
             grow::all(&options, &mut print)?;
             match std::fs::read(js_guest) {
                 Ok(bytes) => js::request(&bytes, "js/request", js::REQUEST, &options, &mut print)?,
@@ -428,15 +433,13 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             let mut omitted = |error: &anyhow::Error| eprintln!("eryx left out: {error:#}");
             afresh_bench::eryx::all(&rivals.rivals, &common.options(), &mut print, &mut omitted)?;
         }
-        Table::Fuzz { common, rivals } => {
-            match afresh_bench::fuzz::find(&rivals.rivals) {
-                Ok(program) => {
-                    let options = common.options();
-                    afresh_bench::fuzz::all(&program, common.quick, &options, &mut print)?;
-                }
-                Err(error) => eprintln!("fuzz left out: {error:#}"),
+        Table::Fuzz { common, rivals } => match afresh_bench::fuzz::find(&rivals.rivals) {
+            Ok(program) => {
+                let options = common.options();
+                afresh_bench::fuzz::all(&program, common.quick, &options, &mut print)?;
             }
-        }
+            Err(error) => eprintln!("fuzz left out: {error:#}"),
+        },
         #[cfg(feature = "fleet")]
         Table::Fleet { common } => {
             let scale = match common.quick {
