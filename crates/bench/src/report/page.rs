@@ -12,6 +12,9 @@ use super::{Measurement, Report, Side, TableResult, chart};
 /// the noise.
 const WIN: f64 = 0.97;
 
+/// Beginning of a message with the version of a rival.
+const VERSION: &str = "version: ";
+
 const STYLE: &str = "
 :root{color-scheme:light dark;--fg:#1c2024;--dim:#60646c;--bg:#fff;--line:#d9d9e0;--ours:#0b7a75;--rival:#b3541e;--floor:#8b8d98}
 @media(prefers-color-scheme:dark){:root{--fg:#edeef0;--dim:#b0b4ba;--bg:#111113;--line:#363a3f;--ours:#3dd6c4;--rival:#ffa057;--floor:#777b84}}
@@ -215,6 +218,11 @@ fn write_table(page: &mut String, table: &TableResult) -> std::fmt::Result {
         escaped(&table.command),
         table.seconds
     )?;
+    for note in &table.notes {
+        if let Some(version) = note.strip_prefix(VERSION) {
+            write!(page, ", {}", escaped(version))?;
+        }
+    }
     let mut cases: Vec<&str> = Vec::new();
     for row in &table.rows {
         if !cases.contains(&row.case.as_str()) {
@@ -359,13 +367,14 @@ mod tests {
         let table = TableResult {
             name: "wasm".to_owned(),
             rows: vec![row("reset", 2.0), row("wasmtime/on-demand", 1.0), row("none", 0.5)],
-            notes: vec!["node left out: <missing>".to_owned(), "a remark".to_owned()],
+            notes: ["node left out: <missing>", "a remark", "version: gVisor 1"].map(str::to_owned).into(),
             ..TableResult::default()
         };
         let report = Report { tables: vec![table], ..Report::default() };
         let page = html(&report);
         assert!(page.contains("in 1 of 1 contests"), "{page}");
         assert!(page.contains("<td>2.00x"), "{page}");
+        assert!(page.contains("0 s, gVisor 1"), "{page}");
         assert!(page.contains("node left out: &lt;missing&gt;") && !page.contains("a remark"));
         assert!(!page.contains("<case>"));
         assert!(!page.contains("http"), "the page loads something");
