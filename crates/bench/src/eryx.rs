@@ -6,6 +6,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
@@ -27,6 +28,9 @@ for line in sys.stdin:
     with contextlib.redirect_stdout(output): exec(json.loads(line), space)
     print(json.dumps(output.getvalue()), flush=True)
 ";
+/// Maximum time from the rival's start to its first answer. It loads a library of 91 MiB.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A piece of code, and its answer.
 const CODE: (&str, &str) = ("\"x = sum(range(10))\\nprint(x)\"\n", "\"45\\n\"\n");
 const FIRST: &str = "\"x = 1\"\n";
@@ -48,7 +52,7 @@ pub fn all(
         true => {
             let mut command = Command::new(program);
             command.args(["-c", RIVAL]);
-            RivalProcess::start(command, "sandbox 1")
+            RivalProcess::start(command, "sandbox 1", START_TIMEOUT)
         }
         false => Err(anyhow::anyhow!("no {}; `cargo xtask rivals --only eryx`", program.display())),
     };
@@ -103,8 +107,7 @@ mod tests {
         }
         let rivals = tempfile::tempdir().unwrap();
         let (mut rows, mut reasons) = (Vec::new(), Vec::new());
-        let options =
-            Options { rounds: 1, batch: std::time::Duration::from_micros(1), filter: None };
+        let options = Options { rounds: 1, batch: Duration::from_micros(1), filter: None };
         let mut sink = |row: &crate::Row| rows.push((row.case.clone(), row.strategy.clone()));
         let mut omitted = |error: &anyhow::Error| reasons.push(error.to_string());
         all(rivals.path(), &options, &mut sink, &mut omitted).unwrap();

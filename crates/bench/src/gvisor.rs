@@ -49,10 +49,13 @@ const CALLS: [&str; 6] =
 /// The case of a start to the end.
 const START: &str = "start/import";
 const PROBE: &str = "null 1";
+/// Maximum time from a start to the first answer. On some virtual machines the KVM platform of
+/// gVisor never answers.
+const START_TIMEOUT: Duration = Duration::from_secs(8);
 /// The platforms of gVisor, its default first.
 const PLATFORMS: [&str; 3] = ["systrap", "ptrace", "kvm"];
-/// Rounds of the case that starts programs. A start in gVisor takes most of a second.
-const MAX_STARTS: usize = 11;
+/// Of so many rounds, the case that starts programs has one. A start in gVisor takes half a second.
+const START_STRIDE: usize = 3;
 
 /// Where `cargo xtask rivals` installs `runsc`, below its folder.
 const PLACE: &str = "debian/usr/bin/runsc";
@@ -69,12 +72,18 @@ impl Sandbox<'_> {
     }
 
     fn python(&self, python: &Python, script: &str) -> Command {
-        let mut command = Command::new(self.runsc);
+        let mut command = bare(Command::new(self.runsc));
         command.args(["--network=none", "--ignore-cgroups"]);
         command.arg(format!("--platform={}", self.platform)).args(["do", "--"]);
         command.arg(python.interpreter().get_program()).args(["-c", script]);
         command
     }
+}
+
+/// A command with the environment of a guest, so that CPython does the same work at its start.
+fn bare(mut command: Command) -> Command {
+    command.env_clear().env("PATH", "/usr/bin:/bin");
+    command
 }
 
 /// `runsc` of the folder `rivals`, else the one in `PATH`, with its version.
@@ -115,7 +124,7 @@ pub fn all(
         if !options.wants_any(&[&CALLS[..], &[START]].concat(), &[&sandbox.strategy()]) {
             continue;
         }
-        match RivalProcess::start(sandbox.python(&python, SCRIPT), PROBE) {
+        match RivalProcess::start(sandbox.python(&python, SCRIPT), PROBE, START_TIMEOUT) {
             Ok(process) => sandboxes.push((sandbox, process)),
             Err(error) => omitted(&sandbox.strategy(), &error),
         }
@@ -137,9 +146,9 @@ fn calls(
 ) -> anyhow::Result<()> {
     let mut ours = instance(python, true)?;
     let mut sentry = instance(python, false)?;
-    let mut command = python.interpreter();
+    let mut command = bare(python.interpreter());
     command.args(["-c", SCRIPT]);
-    let mut native = RivalProcess::start(command, PROBE)?;
+    let mut native = RivalProcess::start(command, PROBE, START_TIMEOUT)?;
     for case in CALLS {
         let kind = case.trim_start_matches("calls/");
         let guest = |guest: &mut Instance, n| -> anyhow::Result<Duration> {
@@ -181,7 +190,7 @@ fn starts(
             Ok(())
         }),
         Contestant::new("native", || {
-            let mut command = python.interpreter();
+            let mut command = bare(python.interpreter());
             command.args(["-c", PROGRAM]);
             run(command)
         }),
@@ -190,7 +199,7 @@ fn starts(
         let start = || run(sandbox.python(python, PROGRAM));
         field.push(Contestant::new(sandbox.strategy(), start));
     }
-    let few = Options { rounds: options.rounds.min(MAX_STARTS), ..options.clone() };
+    let few = Options { rounds: options.rounds.div_ceil(START_STRIDE), ..options.clone() };
     contest(TABLE, START, &few, field, sink)
 }
 

@@ -12,11 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Limit for one answer.
+/// Maximum time of an answer after the first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Limit for the first answer, which includes the start. The KVM platform of gVisor never answers
-/// on some virtual machines.
-const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The process. The end of its input ends it.
 pub(crate) struct RivalProcess {
@@ -26,8 +23,12 @@ pub(crate) struct RivalProcess {
 }
 
 impl RivalProcess {
-    /// Starts `command` and sends it `probe`, which must be answered with a time.
-    pub(crate) fn start(mut command: Command, probe: &str) -> anyhow::Result<Self> {
+    /// Starts `command` and sends it `probe`, which must be answered with a time within `timeout`.
+    pub(crate) fn start(
+        mut command: Command,
+        probe: &str,
+        timeout: Duration,
+    ) -> anyhow::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let name = command.get_program().to_string_lossy().into_owned();
         let mut child =
@@ -44,7 +45,7 @@ impl RivalProcess {
             }
         });
         let mut this = Self { input: child.stdin.take(), child, answers };
-        this.answer(probe, START_TIMEOUT)
+        this.answer(probe, timeout)
             .and_then(|line| time(&line))
             .with_context(|| format!("{name} does not run here"))?;
         Ok(this)
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn a_rival_answers_each_line_with_its_time() {
         let script = "while read line; do echo $((line * 2)); done";
-        let mut rival = RivalProcess::start(shell(script), "1").unwrap();
+        let mut rival = RivalProcess::start(shell(script), "1", ANSWER_TIMEOUT).unwrap();
         assert_eq!(rival.time("21").unwrap(), Duration::from_nanos(42));
         assert_eq!(rival.time("7").unwrap(), Duration::from_nanos(14));
     }
@@ -108,18 +109,19 @@ mod tests {
             ("read line; exit 1", "without an answer"),
             ("read line; echo unknown platform", "no time"),
         ] {
-            let Err(error) = RivalProcess::start(shell(script), "1") else {
+            let Err(error) = RivalProcess::start(shell(script), "1", ANSWER_TIMEOUT) else {
                 panic!("{script} was accepted")
             };
             assert!(format!("{error:#}").contains(reason), "{error:#}");
         }
         let absent = Command::new("/nonexistent/rival");
-        assert!(RivalProcess::start(absent, "1").is_err());
+        assert!(RivalProcess::start(absent, "1", ANSWER_TIMEOUT).is_err());
     }
 
     #[test]
     fn a_silent_rival_times_out() {
-        let mut rival = RivalProcess::start(shell("read x; echo 1; sleep 60"), "1").unwrap();
+        let mut rival =
+            RivalProcess::start(shell("read x; echo 1; sleep 60"), "1", ANSWER_TIMEOUT).unwrap();
         let error = rival.answer("1", Duration::from_millis(20)).unwrap_err();
         assert!(error.to_string().contains("no answer within"), "{error}");
     }

@@ -15,6 +15,9 @@ pub(crate) const STRATEGY: &str = "wago/instance";
 /// Where `cargo xtask rivals` installs the program, below its folder.
 const PLACE: &str = "wago/wago";
 
+/// Maximum time for compiling a module and calling it once.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The program, of the folder `rivals`.
 ///
 /// # Errors
@@ -44,7 +47,7 @@ impl Wago {
         std::fs::write(module.path(), wasm)?;
         let mut command = Command::new(program);
         command.arg(module.path());
-        let process = RivalProcess::start(command, &format!("{function} 1"))?;
+        let process = RivalProcess::start(command, &format!("{function} 1"), START_TIMEOUT)?;
         Ok(Self { process, function: function.to_owned(), _module: module })
     }
 

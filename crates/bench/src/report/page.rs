@@ -367,7 +367,9 @@ mod tests {
         let table = TableResult {
             name: "wasm".to_owned(),
             rows: vec![row("reset", 2.0), row("wasmtime/on-demand", 1.0), row("none", 0.5)],
-            notes: ["node left out: <missing>", "a remark", "version: gVisor 1"].map(str::to_owned).into(),
+            notes: ["node left out: <missing>", "a remark", "version: gVisor 1"]
+                .map(str::to_owned)
+                .into(),
             ..TableResult::default()
         };
         let report = Report { tables: vec![table], ..Report::default() };
