@@ -17,8 +17,10 @@ use crate::row::{Contestant, Options, Sink, contest};
 /// Name of the table.
 const TABLE: &str = "eryx";
 const RIVAL: &str = include_str!("eryx.py");
-/// Where `cargo xtask rivals` installs a Python that has eryx, below its folder.
+/// Where `cargo xtask rivals` installs a Python that has eryx, below its folder, and a factory of
+/// sandboxes.
 const PLACE: &str = "eryx/python";
+const FACTORY: &str = "eryx/factory.bin";
 
 /// Runs each line, a string of JSON, and answers its output.
 const SCRIPT: &str = "import contextlib, io, json, sys
@@ -51,7 +53,7 @@ pub fn all(
     let rival = match program.is_file() {
         true => {
             let mut command = Command::new(program);
-            command.args(["-c", RIVAL]);
+            command.args(["-c", RIVAL]).arg(rivals.join(FACTORY));
             RivalProcess::start(command, "sandbox 1", START_TIMEOUT)
         }
         false => Err(anyhow::anyhow!("no {}; `cargo xtask rivals --only eryx`", program.display())),
