@@ -68,11 +68,12 @@ fn parse(line: &str, table: &'static str) -> anyhow::Result<Row> {
 mod tests {
     use super::*;
 
-    const LINE: &str = r#"{"case": "png", "strategy": "afl++/persistent", "median": 20.0, "min": 18.5, "p99": 31.0, "samples": [18.5, 20.0, 31.0]}"#;
+    const LINE: &str = r#"{"case": "png", "strategy": "afl++/persistent", "median": 20.0,
+        "min": 18.5, "p99": 31.0, "samples": [18.5, 20.0, 31.0]}"#;
 
     fn rows(script: &str, filter: Option<&str>) -> anyhow::Result<Vec<Row>> {
         let mut command = Command::new("sh");
-        command.args(["-c", script, "sh", LINE]);
+        command.args(["-c", script, "sh", &LINE.replace('\n', "")]);
         let options = Options { filter: filter.map(str::to_owned), ..Options::quick() };
         let mut rows = Vec::new();
         run(command, "fuzz", &options, &mut |row| rows.push(row.clone()))?;

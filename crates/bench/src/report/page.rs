@@ -1,7 +1,7 @@
 //! The page of a report: one HTML file without scripts and without anything to load.
 //!
-//! Rows that a rival wins come first, then what was left out, then each table with its charts, then
-//! the figures of the documents behind afresh.
+//! Rows that a rival wins come first. The machine, the rows that were left out, each table with its
+//! charts, and the figures of the documents behind afresh follow.
 
 use std::fmt::Write;
 
@@ -23,7 +23,7 @@ h1{margin-bottom:0}h2{margin-top:2.5rem;border-bottom:1px solid var(--line)}h3{m
 p.dim,td.dim,caption{color:var(--dim)}code{font-size:13px}
 table{border-collapse:collapse;margin:.3rem 0}td,th{padding:0 .9rem 0 0;text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}th{font-weight:600}caption{text-align:left;caption-side:bottom}
-tr.ours td:first-child{color:var(--ours);font-weight:600}tr.rival td:first-child{color:var(--rival)}tr.floor td:first-child{color:var(--floor)}
+tr.ours td:first-child{color:var(--ours);font-weight:600}b.ours{color:var(--ours)}b.rival{color:var(--rival)}b.floor{color:var(--floor)}tr.rival td:first-child{color:var(--rival)}tr.floor td:first-child{color:var(--floor)}
 div.scroll{overflow-x:auto}.warning{border:1px solid var(--rival);padding:.5rem 1rem}
 svg{vertical-align:middle}svg text{font:12px system-ui,sans-serif;fill:var(--dim)}svg .tick{stroke:var(--line)}
 svg line.ours,svg polyline.ours{stroke:var(--ours)}svg line.rival,svg polyline.rival{stroke:var(--rival)}svg line.floor,svg polyline.floor{stroke:var(--floor)}
@@ -91,17 +91,20 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     for table in &report.tables {
         write!(page, "<a href=\"#{0}\">{0}</a>", escaped(&table.name))?;
     }
-    page.push_str("<a href=\"#published\">published figures</a></nav><h2>Machine</h2><table>");
+    page.push_str("<a href=\"#published\">published figures</a></nav>");
+    write_wins(page, report)?;
+    page.push_str("<h2>Machine</h2><table>");
     for (name, value) in report.machine.lines() {
         write!(page, "<tr><td>{name}<td style=\"text-align:left\">{}", escaped(&value))?;
     }
     page.push_str(
         "</table><p>The contestants of a case take turns within one run, so that drift of the machine affects all \
          of them equally. Figures are medians over rounds. In the charts a dot is the median and the line reaches \
-         from the minimum to the 99th percentile, on a logarithmic scale. <code>afresh-bench compare</code> decides \
+         from the minimum to the 99th percentile, on a logarithmic scale. Colours: <b class=\"ours\">afresh</b>, \
+         <b class=\"rival\">rivals</b>, and <b class=\"floor\">floors</b>, which are the work without a reset or a \
+         sandbox. <code>afresh-bench compare</code> decides \
          whether two reports differ. All rounds are in <a href=\"report.json\">report.json</a>.",
     );
-    write_wins(page, report)?;
     write_omissions(page, report)?;
     for table in &report.tables {
         write_table(page, table)?;
@@ -374,7 +377,8 @@ mod tests {
         };
         let report = Report { tables: vec![table], ..Report::default() };
         let page = html(&report);
-        assert!(page.contains("in 1 of 1 contests"), "{page}");
+        let wins = page.find("in 1 of 1 contests").expect("the lost contest is on the page");
+        assert!(wins < page.find("<h2>Machine").unwrap(), "{page}");
         assert!(page.contains("<td>2.00x"), "{page}");
         assert!(page.contains("0 s, gVisor 1"), "{page}");
         assert!(page.contains("node left out: &lt;missing&gt;") && !page.contains("a remark"));
