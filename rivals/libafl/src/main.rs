@@ -151,7 +151,8 @@ fn row(settings: &Settings, case: &str, name: &str, mut scores: Vec<Score>) {
     let micros: Vec<f64> = scores.iter().map(|score| 1e6 / score.speed).collect();
     scores.sort_by(|a, b| a.speed.total_cmp(&b.speed));
     let Some((least, most)) = scores.first().zip(scores.last()) else { return };
-    let median = scores[scores.len() / 2].speed;
+    let middle = [(scores.len() - 1) / 2, scores.len() / 2].map(|at| scores[at].speed);
+    let median = (middle[0] + middle[1]) / 2.0;
     if settings.is_json {
         println!(
             r#"{{"case": "{case}", "strategy": "{name}", "median": {}, "min": {}, "p99": {}, "samples": {micros:?}}}"#,
