@@ -149,8 +149,10 @@ fn fuzz(folder: &Path) -> Result<String> {
     let (libpng, zlib) = (crate_sources(LIBPNG)?, crate_sources(ZLIB)?);
     let mut png = Command::new(program);
     run(png.arg("build-png").arg(libpng.join("vendor")).arg(zlib.join("src/zlib")))?;
-    let said = output(Command::new("afl-cc").arg("--version")).unwrap_or_default();
-    Ok(format!("LibAFL, {} {}, {}", LIBPNG.0, LIBPNG.1, said.lines().next().unwrap_or("no AFL++")))
+    let mut query = Command::new("dpkg-query");
+    let said = output(query.args(["-W", "-f", "${Package} ${Version}", "afl++"]));
+    let aflpp = said.unwrap_or_else(|_| "no AFL++".to_owned());
+    Ok(format!("LibAFL, {} {}, {aflpp}", LIBPNG.0, LIBPNG.1))
 }
 
 /// The sources of a crate that cargo has fetched and checked. It builds nothing.
