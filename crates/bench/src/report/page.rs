@@ -101,8 +101,8 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
         "</table><p>The contestants of a case take turns within one run, so that drift of the machine affects all \
          of them equally. Figures are medians over rounds. In the charts a dot is the median and the line reaches \
          from the minimum to the 99th percentile, on a logarithmic scale. Colours: <b class=\"ours\">afresh</b>, \
-         <b class=\"rival\">rivals</b>, and <b class=\"floor\">floors</b>, which are the work without a reset or a \
-         sandbox. <code>afresh-bench compare</code> decides \
+         <b class=\"rival\">rivals</b>, and <b class=\"floor\">floors</b>, which are the work without a reset. \
+         <code>afresh-bench compare</code> decides \
          whether two reports differ. All rounds are in <a href=\"report.json\">report.json</a>.",
     );
     write_omissions(page, report)?;
@@ -142,20 +142,19 @@ fn best<'a>(rows: &[&'a Measurement], side: Side) -> Option<&'a Measurement> {
     rows.min_by(|one, other| one.median.total_cmp(&other.median))
 }
 
-/// The contests that a rival wins.
+/// The contests that a rival wins, with each rival that is faster.
 fn write_wins(page: &mut String, report: &Report) -> std::fmt::Result {
-    let contests = contests(report);
-    let pairs: Vec<_> = contests
-        .iter()
-        .filter_map(|rows| Some((best(rows, Side::Afresh)?, best(rows, Side::Rival)?)))
+    let contests: Vec<_> = contests(report)
+        .into_iter()
+        .filter_map(|rows| Some((best(&rows, Side::Afresh)?, best(&rows, Side::Rival)?, rows)))
         .collect();
-    let lost: Vec<_> =
-        pairs.iter().filter(|(ours, rival)| rival.median < ours.median * WIN).collect();
+    let is_faster = |rival: &Measurement, ours: &Measurement| rival.median < ours.median * WIN;
+    let lost: Vec<_> = contests.iter().filter(|(ours, rival, _)| is_faster(rival, ours)).collect();
     write!(
         page,
         "<h2>Where a rival wins</h2><p>A rival is faster than the best strategy of afresh in {} of {} contests.",
         lost.len(),
-        pairs.len()
+        contests.len()
     )?;
     if lost.is_empty() {
         return Ok(());
@@ -163,7 +162,11 @@ fn write_wins(page: &mut String, report: &Report) -> std::fmt::Result {
     page.push_str(
         "<div class=\"scroll\"><table><tr><th>case<th>rival<th>time<th>afresh<th>time<th>ratio",
     );
-    for (ours, rival) in lost {
+    let pairs = lost.into_iter().flat_map(|(ours, _, rows)| {
+        let rivals = rows.iter().filter(|row| row.side() == Side::Rival);
+        rivals.filter(|rival| is_faster(rival, ours)).map(move |rival| (*ours, *rival))
+    });
+    for (ours, rival) in pairs {
         let threads = match ours.threads {
             0 | 1 => String::new(),
             threads => format!(", {threads} threads"),
@@ -369,7 +372,12 @@ mod tests {
         };
         let table = TableResult {
             name: "wasm".to_owned(),
-            rows: vec![row("reset", 2.0), row("wasmtime/on-demand", 1.0), row("none", 0.5)],
+            rows: vec![
+                row("reset", 2.0),
+                row("wasmtime/on-demand", 1.0),
+                row("native", 0.2),
+                row("none", 0.5),
+            ],
             notes: ["node left out: <missing>", "a remark", "version: gVisor 1"]
                 .map(str::to_owned)
                 .into(),
@@ -379,7 +387,10 @@ mod tests {
         let page = html(&report);
         let wins = page.find("in 1 of 1 contests").expect("the lost contest is on the page");
         assert!(wins < page.find("<h2>Machine").unwrap(), "{page}");
-        assert!(page.contains("<td>2.00x"), "{page}");
+        // Each rival that is faster has a row, and a floor has none.
+        let wins = &page[wins..page.find("<h2>Machine").unwrap()];
+        assert!(wins.contains("<td>2.00x") && wins.contains("<td>10.00x"), "{wins}");
+        assert!(wins.contains("native") && !wins.contains("none"), "{wins}");
         assert!(page.contains("0 s, gVisor 1"), "{page}");
         assert!(page.contains("node left out: &lt;missing&gt;") && !page.contains("a remark"));
         assert!(!page.contains("<case>"));

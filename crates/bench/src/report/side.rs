@@ -24,8 +24,8 @@ impl Side {
     }
 }
 
-/// Beginnings of strategies without a reset or a sandbox.
-const FLOORS: [&str; 5] = ["floor", "native", "none", "resident", "write+fsync"];
+/// Beginnings of strategies without a reset. The same program without afresh, `native`, is a rival.
+const FLOORS: [&str; 4] = ["floor", "none", "resident", "write+fsync"];
 
 /// Techniques that afresh has as fallbacks and for comparison.
 const TECHNIQUES: [&str; 6] =
@@ -105,11 +105,17 @@ mod tests {
         }
         for rival in ["wasmtime/pooling-cow", "mmap", "reset/full-copy", "discard", "fork-server"]
             .into_iter()
-            .chain(["gvisor/systrap", "eryx/pool", "afl++/persistent", "libafl/fork-server"])
+            .chain([
+                "gvisor/systrap",
+                "eryx/pool",
+                "afl++/persistent",
+                "libafl/fork-server",
+                "native",
+            ])
         {
             assert_eq!(side(rival), Side::Rival, "{rival}");
         }
-        for floor in ["floor/never-reset", "none", "native", "resident"] {
+        for floor in ["floor/never-reset", "none", "resident"] {
             assert_eq!(side(floor), Side::Floor, "{floor}");
         }
     }
