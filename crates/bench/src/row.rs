@@ -100,6 +100,7 @@ impl Options {
 pub struct Contestant<'a> {
     /// Its name in the rows.
     pub strategy: String,
+    is_optional: bool,
     run: Box<dyn FnMut(u64) -> anyhow::Result<Duration> + 'a>,
 }
 
@@ -123,17 +124,74 @@ impl<'a> Contestant<'a> {
         strategy: impl Into<String>,
         run: impl FnMut(u64) -> anyhow::Result<Duration> + 'a,
     ) -> Self {
-        Self { strategy: strategy.into(), run: Box::new(run) }
+        Self { strategy: strategy.into(), is_optional: false, run: Box::new(run) }
+    }
+
+    /// Lets an error of this contestant leave out its row. It does not end the contest.
+    #[must_use]
+    pub fn optional(mut self) -> Self {
+        self.is_optional = true;
+        self
+    }
+}
+
+/// A contestant of a contest with its figures.
+struct Entry<'a> {
+    contestant: Contestant<'a>,
+    iterations: u64,
+    times: Vec<f64>,
+    has_failed: bool,
+}
+
+impl Entry<'_> {
+    /// Runs iterations. The result is `None` if this failed, or fails now, and is optional.
+    fn run(&mut self, case: &str, iterations: u64) -> anyhow::Result<Option<Duration>> {
+        if self.has_failed {
+            return Ok(None);
+        }
+        let strategy = &self.contestant.strategy;
+        match (self.contestant.run)(iterations) {
+            Ok(took) => Ok(Some(took)),
+            Err(error) if self.contestant.is_optional => {
+                eprintln!("{case} {strategy}: left out: {error:#}");
+                self.has_failed = true;
+                Ok(None)
+            }
+            Err(error) => Err(error.context(format!("{case} by {strategy}"))),
+        }
+    }
+
+    /// Warms up, and finds how many iterations fill a batch.
+    fn warm_up(&mut self, case: &str, batch: Duration) -> anyhow::Result<()> {
+        let longest = batch * MAX_PREPARATION;
+        let mut iterations = 1u64;
+        loop {
+            let started = Instant::now();
+            let Some(took) = self.run(case, iterations)? else { return Ok(()) };
+            let with_preparation = started.elapsed();
+            let is_long = took >= batch / 2 || with_preparation >= longest / 2;
+            if is_long || iterations >= 1 << 22 {
+                let fits = |limit: Duration, took: Duration| {
+                    limit.as_secs_f64() / took.as_secs_f64().max(1e-9)
+                };
+                let factor = fits(batch, took).min(fits(longest, with_preparation));
+                self.iterations = ((iterations as f64 * factor) as u64).max(1);
+                return Ok(());
+            }
+            iterations *= 4;
+        }
     }
 }
 
 /// Part of a batch that runs before its clock starts.
 const WARMING: u64 = 8;
+/// Maximum time of a batch with the preparation that its contestant does not count, in batches.
+const MAX_PREPARATION: u32 = 16;
 
 /// Lets the contestants take turns and reports each one's time per iteration, in microseconds.
 ///
 /// # Errors
-/// The first error of a contestant, with its name.
+/// The first error of a contestant that is not [optional](Contestant::optional), with its name.
 pub fn contest(
     table: &'static str,
     case: &str,
@@ -141,24 +199,15 @@ pub fn contest(
     contestants: Vec<Contestant<'_>>,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let mut field: Vec<(Contestant<'_>, u64, Vec<f64>)> = Vec::new();
-    for mut contestant in contestants {
+    let mut field = Vec::new();
+    for contestant in contestants {
         if !options.wants(case, &contestant.strategy) {
             continue;
         }
-        // Warm up, and find how many iterations fill a batch.
-        let mut iterations = 1u64;
-        loop {
-            let took = (contestant.run)(iterations)
-                .map_err(|e| e.context(format!("{case} by {}", contestant.strategy)))?;
-            if took >= options.batch / 2 || iterations >= 1 << 22 {
-                let target = options.batch.as_secs_f64() / took.as_secs_f64().max(1e-9);
-                iterations = ((iterations as f64 * target) as u64).max(1);
-                break;
-            }
-            iterations *= 4;
-        }
-        field.push((contestant, iterations, Vec::with_capacity(options.rounds)));
+        let times = Vec::with_capacity(options.rounds);
+        let mut entry = Entry { contestant, iterations: 1, times, has_failed: false };
+        entry.warm_up(case, options.batch)?;
+        field.push(entry);
     }
     let contestants = field.len();
     for round in 0..options.rounds {
@@ -166,18 +215,16 @@ pub fn contest(
         // neighbour and its traces in caches and kernel; a part of a batch runs before the clock
         // starts.
         for turn in 0..contestants {
-            let (contestant, iterations, times) = &mut field[(round + turn) % contestants];
-            let mut run = |n| {
-                (contestant.run)(n)
-                    .map_err(|e| e.context(format!("{case} by {}", contestant.strategy)))
-            };
-            run((*iterations / WARMING).max(1))?;
-            let took = run(*iterations)?;
-            times.push(took.as_secs_f64() * 1e6 / *iterations as f64);
+            let entry = &mut field[(round + turn) % contestants];
+            let iterations = entry.iterations;
+            entry.run(case, (iterations / WARMING).max(1))?;
+            if let Some(took) = entry.run(case, iterations)? {
+                entry.times.push(took.as_secs_f64() * 1e6 / iterations as f64);
+            }
         }
     }
-    for (contestant, _, times) in field {
-        sink(&summarise(table, case, contestant.strategy, 1, times));
+    for entry in field.into_iter().filter(|entry| !entry.has_failed) {
+        sink(&summarise(table, case, entry.contestant.strategy, 1, entry.times));
     }
     Ok(())
 }
@@ -252,6 +299,43 @@ mod tests {
         assert!(
             rows[0].json().starts_with(r#"{"table":"t","case":"c","strategy":"a","threads":1"#)
         );
+    }
+
+    #[test]
+    fn an_optional_contestant_that_fails_loses_its_row_and_ends_no_contest() {
+        let options = Options { rounds: 3, batch: Duration::from_micros(100), filter: None };
+        let steady = |name| Contestant::timed(name, |n| Ok(Duration::from_micros(50 * n)));
+        for good_runs in [0, 2, 5] {
+            let mut runs = 0;
+            let mut fails = |n: u64| {
+                runs += 1;
+                anyhow::ensure!(runs <= good_runs, "it ended");
+                Ok(Duration::from_micros(50 * n))
+            };
+            let mut rows = Vec::new();
+            let field = vec![Contestant::timed("rival", &mut fails).optional(), steady("afresh")];
+            let mut sink = |row: &Row| rows.push((row.strategy.clone(), row.samples.len()));
+            contest("t", "c", &options, field, &mut sink).unwrap();
+            assert_eq!(rows, [("afresh".to_owned(), 3)]);
+            assert_eq!(runs, good_runs + 1, "it does not run after its error");
+        }
+        let field = vec![steady("afresh"), Contestant::timed("native", |_| anyhow::bail!("no"))];
+        let error = contest("t", "c", &options, field, &mut |_| {}).unwrap_err();
+        assert_eq!(format!("{error:#}"), "c by native: no");
+    }
+
+    #[test]
+    fn preparation_that_is_not_counted_limits_the_iterations_of_a_batch() {
+        let options = Options { rounds: 1, batch: Duration::from_micros(500), filter: None };
+        let mut most = 0;
+        let field = vec![Contestant::timed("a", |n| {
+            most = n.max(most);
+            std::thread::sleep(Duration::from_millis(2 * n));
+            Ok(Duration::from_nanos(n))
+        })];
+        contest("t", "c", &options, field, &mut |_| {}).unwrap();
+        // A batch of 500,000 ns would have 500,000 iterations by the counted time alone.
+        assert!(most <= 8, "{most} iterations of 2 ms in a batch of 0.5 ms");
     }
 
     #[test]
