@@ -33,7 +33,7 @@ pub(crate) fn run(
         anyhow::Ok(())
     });
     if rows.is_err() {
-        // An error means that it has ended.
+        // The kill fails only if the program has ended.
         let _ = child.kill();
     }
     let status = child.wait()?;

@@ -1,6 +1,7 @@
 //! `gvisor`: CPython makes system calls of one kind, and runs from its start to its end. The rival
-//! is gVisor's `runsc`, with each of its platforms that this host runs. The floor is CPython
-//! without a sandbox.
+//! is gVisor's `runsc` with its defaults, on each of its platforms that this host runs. The row
+//! `native` is CPython without a sandbox. The row `afresh` has the defaults of afresh. In the row
+//! `afresh/answer-inside` some calls are answered inside the guest's process.
 //!
 //! The programs time themselves, so the way to them is not measured. `runsc do` has no network, and
 //! an overlay above the host's files that is dropped at the end.
@@ -19,10 +20,9 @@ use crate::row::{Contestant, Options, Sink, contest};
 /// Name of the table.
 const TABLE: &str = "gvisor";
 /// Makes calls of a kind, and answers their time in nanoseconds.
-const SCRIPT: &str = "import os, sys, time
-name = '/tmp/afresh-bench-gvisor'
-file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-os.unlink(name)
+const SCRIPT: &str = "import os, sys, tempfile, time
+scratch = tempfile.TemporaryFile(buffering=0)
+file = scratch.fileno()
 os.write(file, bytes(4096))
 reader, writer = os.pipe()
 def pipe():
@@ -80,7 +80,8 @@ impl Sandbox<'_> {
     }
 }
 
-/// A command with the environment of a guest, so that CPython does the same work at its start.
+/// A command with PATH alone in its environment. A guest has no environment. So CPython does nearly
+/// the same work at its start.
 fn bare(mut command: Command) -> Command {
     command.env_clear().env("PATH", "/usr/bin:/bin");
     command
@@ -105,11 +106,12 @@ fn version(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("runsc version ")).map(str::trim)
 }
 
-/// All cases. `runsc` is gVisor's program, or `None` for afresh and the floor alone; `omitted`
+/// All cases. `runsc` is gVisor's program, or `None` for afresh and CPython alone; `omitted`
 /// receives the platforms that this host does not run, with the reason.
 ///
 /// # Errors
-/// When python3 is missing, the host runs no guests, or a contestant fails after its start.
+/// When python3 is missing, the host runs no guests, or afresh or CPython fails. A platform of gVisor
+/// that fails after its start loses its row.
 pub fn all(
     runsc: Option<&Path>,
     options: &Options,
@@ -144,8 +146,8 @@ fn calls(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let mut ours = instance(python, true)?;
-    let mut sentry = instance(python, false)?;
+    let mut ours = instance(python, false)?;
+    let mut inside = instance(python, true)?;
     let mut command = bare(python.interpreter());
     command.args(["-c", SCRIPT]);
     let mut native = RivalProcess::start(command, PROBE, START_TIMEOUT)?;
@@ -157,12 +159,13 @@ fn calls(
         };
         let mut field = vec![
             Contestant::timed("afresh", |n| guest(&mut ours, n)),
-            Contestant::timed("afresh/sentry-only", |n| guest(&mut sentry, n)),
+            Contestant::timed("afresh/answer-inside", |n| guest(&mut inside, n)),
             Contestant::timed("native", |n| native.time(&format!("{kind} {n}"))),
         ];
         for (sandbox, process) in &mut *sandboxes {
             let strategy = sandbox.strategy();
-            field.push(Contestant::timed(strategy, |n| process.time(&format!("{kind} {n}"))));
+            let rival = Contestant::timed(strategy, |n| process.time(&format!("{kind} {n}")));
+            field.push(rival.optional());
         }
         contest(TABLE, case, options, field, sink)?;
     }
@@ -197,7 +200,7 @@ fn starts(
     ];
     for sandbox in sandboxes {
         let start = || run(sandbox.python(python, PROGRAM));
-        field.push(Contestant::new(sandbox.strategy(), start));
+        field.push(Contestant::new(sandbox.strategy(), start).optional());
     }
     let few = Options { rounds: options.rounds.div_ceil(START_STRIDE), ..options.clone() };
     contest(TABLE, START, &few, field, sink)
