@@ -9,7 +9,9 @@ use crate::{Failure, Score};
 pub fn run(program: &Path, seeds: &[Vec<u8>], seed: u64, seconds: u64) -> Result<Score, Failure> {
     let folder = std::env::temp_dir().join(format!("afresh-aflpp-{}", std::process::id()));
     let (input, output) = (folder.join("in"), folder.join("out"));
-    std::fs::create_dir_all(&input)?;
+    // An error means that another user has made it.
+    std::fs::create_dir(&folder)?;
+    std::fs::create_dir(&input)?;
     for (number, bytes) in seeds.iter().enumerate() {
         std::fs::write(input.join(number.to_string()), bytes)?;
     }
@@ -26,15 +28,19 @@ pub fn run(program: &Path, seeds: &[Vec<u8>], seed: u64, seconds: u64) -> Result
         .env("AFL_NO_AFFINITY", "1")
         .env("AFL_NO_UI", "1")
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    let score = result.map_err(Failure::from).and_then(|status| match status.success() {
+        .output();
+    let score = result.map_err(Failure::from).and_then(|ended| match ended.status.success() {
         true => score(&std::fs::read_to_string(output.join("default/fuzzer_stats"))?),
-        false => Err(format!("afl-fuzz: {status}").into()),
+        false => Err(format!("afl-fuzz: {}: {}", ended.status, last_line(&ended.stdout)).into()),
     });
     std::fs::remove_dir_all(&folder)?;
     score
+}
+
+/// The last line that is not empty: AFL++ writes its reasons to standard output.
+fn last_line(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no message").trim().to_owned()
 }
 
 /// The score in a `fuzzer_stats`.
@@ -56,6 +62,15 @@ fn score(stats: &str) -> Result<Score, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_names_the_last_message() {
+        assert_eq!(
+            last_line(b"banner\n[-] PROGRAM ABORT : no target\n\n"),
+            "[-] PROGRAM ABORT : no target"
+        );
+        assert_eq!(last_line(b"\n"), "no message");
+    }
 
     #[test]
     fn a_score_is_read_from_the_statistics() {

@@ -92,15 +92,15 @@ fn programs() -> Result<PathBuf, Failure> {
 fn json(settings: &Settings) -> Result<(), Failure> {
     let seeds = JSON_SEEDS.map(|seed| seed.as_bytes().to_vec());
     let length = Duration::from_secs(settings.seconds);
-    let program = target::json()?;
+    let program = target::json(&programs()?)?;
     for state in &settings.states {
-        let (mut warm, mut forks) = (Vec::new(), Vec::new());
+        let case = format!("json/{state}MiB");
+        let (mut warm, mut forks) = (Vec::new(), Rival::new("libafl/fork-server"));
         for seed in 0..settings.rounds {
-            forks.push(by_forks(&program, *state, &seeds, seed, length)?);
+            forks.round(&case, || by_forks(&program, *state, &seeds, seed, length));
             warm.push(by_warm(&program, *state, &seeds, seed, length)?);
         }
-        let case = format!("json/{state}MiB");
-        row(settings, &case, "libafl/fork-server", forks);
+        forks.row(settings, &case);
         row(settings, &case, "afresh", warm);
     }
     Ok(())
@@ -112,30 +112,61 @@ fn png(settings: &Settings) -> Result<(), Failure> {
         eprintln!("png left out: its target is not built; `cargo xtask rivals --only fuzz`");
         return Ok(());
     };
+    const CASE: &str = "png";
     let aflpp = [("afl++/fork-server", png.forking), ("afl++/persistent", png.persistent)];
     let mut aflpp: Vec<_> = aflpp
         .into_iter()
-        .filter_map(|(name, program)| Some((name, program?, Vec::new())))
+        .filter_map(|(name, program)| Some((Rival::new(name), program?)))
         .collect();
     if aflpp.is_empty() {
         eprintln!("afl++ left out: its target is not built; `cargo xtask rivals --only fuzz`");
     }
     let seeds = [PNG_SEED.to_vec()];
     let length = Duration::from_secs(settings.seconds);
-    let (mut warm, mut forks) = (Vec::new(), Vec::new());
+    let (mut warm, mut forks) = (Vec::new(), Rival::new("libafl/fork-server"));
     for seed in 0..settings.rounds {
-        forks.push(by_forks(&png.program, 0, &seeds, seed, length)?);
+        forks.round(CASE, || by_forks(&png.program, 0, &seeds, seed, length));
         warm.push(by_warm(&png.program, 0, &seeds, seed, length)?);
-        for (_, program, scores) in &mut aflpp {
-            scores.push(aflpp::run(program, &seeds, seed, settings.seconds)?);
+        for (rival, program) in &mut aflpp {
+            rival.round(CASE, || aflpp::run(program, &seeds, seed, settings.seconds));
         }
     }
-    row(settings, "png", "libafl/fork-server", forks);
-    row(settings, "png", "afresh", warm);
-    for (name, _, scores) in aflpp {
-        row(settings, "png", name, scores);
+    forks.row(settings, CASE);
+    row(settings, CASE, "afresh", warm);
+    for (rival, _) in aflpp {
+        rival.row(settings, CASE);
     }
     Ok(())
+}
+
+/// A rival with its results. One that fails is left out, and the others keep their rows.
+struct Rival {
+    name: &'static str,
+    /// `None` after a failure.
+    scores: Option<Vec<Score>>,
+}
+
+impl Rival {
+    fn new(name: &'static str) -> Self {
+        Self { name, scores: Some(Vec::new()) }
+    }
+
+    fn round(&mut self, case: &str, run: impl FnOnce() -> Result<Score, Failure>) {
+        let Some(scores) = &mut self.scores else { return };
+        match run() {
+            Ok(score) => scores.push(score),
+            Err(error) => {
+                eprintln!("{case} {}: left out: {error}", self.name);
+                self.scores = None;
+            }
+        }
+    }
+
+    fn row(self, settings: &Settings, case: &str) {
+        if let Some(scores) = self.scores {
+            row(settings, case, self.name, scores);
+        }
+    }
 }
 
 /// The result of a round.
@@ -231,4 +262,20 @@ fn by_forks(
         .is_deferred_frksrv(true)
         .timeout(TIMEOUT);
     Ok(fuzz!(edges, seeds, seed, length, executor.build(tuple_list!(edges))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rival_that_fails_is_not_run_again_and_has_no_row() {
+        let mut rival = Rival::new("afl++/persistent");
+        let score = Score { speed: 1.0, kept: 1, crashes: 0 };
+        rival.round("png", || Ok(score));
+        assert_eq!(rival.scores.as_ref().map(Vec::len), Some(1));
+        rival.round("png", || Err("it ended".into()));
+        rival.round("png", || panic!("it runs after its failure"));
+        assert!(rival.scores.is_none());
+    }
 }

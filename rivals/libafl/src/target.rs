@@ -41,14 +41,12 @@ fn compile(
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
 }
 
-/// The JSON reader, with instrumentation of its edges.
-pub fn json() -> Result<PathBuf, Failure> {
-    let out = std::env::temp_dir().join(format!("afresh-fuzzed-{}", std::process::id()));
-    std::fs::create_dir_all(&out)?;
-    let object = out.join("target.o");
+/// Builds the JSON reader in `folder`, with instrumentation of its edges.
+pub fn json(folder: &Path) -> Result<PathBuf, Failure> {
+    std::fs::create_dir_all(folder)?;
+    let (object, program) = (folder.join("json.o"), folder.join("json"));
     let edges = ["-c", "-fsanitize-coverage=trace-pc"];
     compile("cc", &edges, &[sources().join("target.c")], &object)?;
-    let program = out.join("target");
     compile("cc", &["-static"], &[sources().join("runtime.c"), object], &program)?;
     Ok(program)
 }
@@ -102,7 +100,8 @@ pub fn build_png(folder: &Path, libpng: &Path, zlib: &Path) -> Result<(), Failur
 
     for (name, define) in [(FORKING, "-DFORKING"), (PERSISTENT, "-DPERSISTENT")] {
         let files = [vec![sources().join("afl.c")], files.clone(), vec!["-lm".into()]].concat();
-        let arguments = [&include[..], &[define]].concat();
+        // All programs are static: a fork of a dynamic one copies more mappings.
+        let arguments = [&include[..], &[define, "-static"]].concat();
         if let Err(error) = compile("afl-clang-fast", &arguments, &files, &folder.join(name)) {
             eprintln!("afl++ left out: afl-clang-fast, of the package afl++: {error}");
             break;
