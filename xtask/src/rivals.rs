@@ -1,6 +1,7 @@
-//! `rivals`: installs the programs that benchmarks compare afresh with, by name and version, into
-//! `target/rivals`. A rival that cannot be installed is reported with the reason, and the others
-//! are installed.
+//! `rivals`: installs the programs that benchmarks compare afresh with into `target/rivals`. The
+//! crates and the package of PyPI have fixed versions; Debian's packages have the version of the
+//! release. The file `version` of a rival has the installed version for the report. A rival that
+//! cannot be installed is reported with the reason, and the others are installed.
 //!
 //! Neither the build nor `test` needs them. `afresh-bench` leaves out the rows of those that are
 //! missing.
@@ -52,13 +53,29 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let chosen = chosen(arguments)?;
     let folder = host::target_folder().join("rivals");
     fs::create_dir_all(&folder)?;
-    for rival in chosen {
-        match (rival.install)(&folder) {
-            Ok(version) => println!("{}: {version}", rival.name),
-            Err(error) => println!("SKIPPED: {}: {error:#}", rival.name),
+    let is_complete = install(&chosen, &folder)?;
+    // Without `--only`, a host that cannot have some rivals is no failure.
+    Ok(if is_complete || arguments.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Installs rivals and reports each. The result is whether all of them are installed.
+fn install(rivals: &[&Rival], folder: &Path) -> Result<bool> {
+    let mut is_complete = true;
+    for rival in rivals {
+        match (rival.install)(folder) {
+            Ok(version) => {
+                println!("{}: {version}", rival.name);
+                let folder = folder.join(rival.name);
+                fs::create_dir_all(&folder)?;
+                fs::write(folder.join("version"), version)?;
+            }
+            Err(error) => {
+                println!("SKIPPED: {}: {error:#}", rival.name);
+                is_complete = false;
+            }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(is_complete)
 }
 
 /// The rivals that `--only NAME` names, or all.
@@ -181,25 +198,41 @@ fn wago(folder: &Path) -> Result<String> {
         bail!("there is no Go to build it with");
     }
     let folder = folder.join("wago");
-    fs::create_dir_all(&folder)?;
-    let sources = host::repository().join("rivals/wago");
-    let workspace = folder.join("go.work");
+    let (sources, copy) = (host::repository().join("rivals/wago"), folder.join("source"));
+    // Go writes a `go.sum` beside the sources.
+    fs::create_dir_all(&copy)?;
+    for name in ["go.mod", "main.go"] {
+        fs::copy(sources.join(name), copy.join(name))?;
+    }
     let mut build = Command::new("go");
-    build.args(["build", "-o"]).arg(folder.join("wago")).arg(".").current_dir(&sources);
-    match std::env::var_os(WAGO_SOURCE) {
+    build.args(["build", "-o"]).arg(folder.join("wago")).arg(".").current_dir(&copy);
+    let version = match std::env::var_os(WAGO_SOURCE) {
         Some(source) => {
-            let used = [sources, PathBuf::from(source)].map(|path| format!("use {:?}\n", path));
+            let workspace = folder.join("go.work");
+            let source = PathBuf::from(source);
+            let used = [&copy, &source].map(|path| format!("use {path:?}\n"));
             fs::write(&workspace, format!("go 1.22\n{}", used.concat()))?;
             build.env("GOWORK", &workspace);
+            let mut git = Command::new("git");
+            let commit =
+                output(git.arg("-C").arg(source).args(["rev-parse", "--short=12", "HEAD"]));
+            commit.map_or_else(|_| "a checkout".to_owned(), |commit| commit.trim().to_owned())
         }
         None => {
             build.env("GOWORK", "off").env("GOFLAGS", "-mod=mod -modcacherw");
+            required_version(&fs::read_to_string(sources.join("go.mod"))?)?.to_owned()
         }
-    }
+    };
     output(&mut build).with_context(|| {
-        format!("the module proxy has no wago; ${WAGO_SOURCE} may name a checkout")
+        format!("cannot build it (${WAGO_SOURCE} may name a checkout of its module)")
     })?;
-    Ok("built".to_owned())
+    Ok(format!("wago {version}"))
+}
+
+/// The version of wago in a `go.mod`.
+fn required_version(go_mod: &str) -> Result<&str> {
+    let line = go_mod.lines().find(|line| line.starts_with("require "));
+    line.and_then(|line| line.split_whitespace().nth(2)).context("go.mod requires no version")
 }
 
 #[cfg(test)]
@@ -218,5 +251,26 @@ mod tests {
         let error = names(&["--only", "docker"]).unwrap_err().to_string();
         assert!(error.contains("there are gvisor, eryx"), "{error}");
         assert!(names(&["--only"]).is_err() && names(&["--all", "fuzz"]).is_err());
+    }
+
+    #[test]
+    fn a_rival_that_fails_is_reported_and_the_others_leave_their_versions() {
+        let folder = std::env::temp_dir().join(format!("xtask-rivals-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let good = Rival { name: "good", install: |_| Ok("good 1".to_owned()) };
+        let bad = Rival { name: "bad", install: |_| bail!("no compiler") };
+        assert!(!install(&[&bad, &good], &folder).unwrap());
+        assert!(install(&[&good], &folder).unwrap());
+        assert_eq!(fs::read_to_string(folder.join("good/version")).unwrap(), "good 1");
+        assert!(!folder.join("bad").exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_version_of_wago_is_that_of_its_module() {
+        let sources = host::repository().join("rivals/wago/go.mod");
+        let text = fs::read_to_string(sources).unwrap();
+        assert!(required_version(&text).unwrap().starts_with("v0.0.0-"), "{text}");
+        assert!(required_version("module x").is_err());
     }
 }

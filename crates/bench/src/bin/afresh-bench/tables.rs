@@ -41,6 +41,15 @@ pub(crate) struct RivalsArgs {
     rivals: PathBuf,
 }
 
+impl RivalsArgs {
+    /// Reports the installed version of a rival, which the page of a report has.
+    fn report_version(&self, name: &str) {
+        if let Ok(version) = std::fs::read_to_string(self.rivals.join(name).join("version")) {
+            eprintln!("version: {}", version.trim());
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Table {
     /// Calls of Wasm guests from the warm state, compared with the best configurations of wasmtime.
@@ -295,6 +304,9 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             let wago = afresh_bench::wago::find(&rivals.rivals);
             let wago = wago.inspect_err(|error| eprintln!("wago left out: {error:#}")).ok();
             let wago = wago.as_deref();
+            if wago.is_some() {
+                rivals.report_version("wago");
+            }
             let options = common.options();
             if let (Some(path), Some(call)) = (module, call) {
                 let bytes = std::fs::read(path)
@@ -430,11 +442,13 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
         }
         #[cfg(feature = "linux")]
         Table::Eryx { common, rivals } => {
+            rivals.report_version("eryx");
             let mut omitted = |error: &anyhow::Error| eprintln!("eryx left out: {error:#}");
             afresh_bench::eryx::all(&rivals.rivals, &common.options(), &mut print, &mut omitted)?;
         }
         Table::Fuzz { common, rivals } => match afresh_bench::fuzz::find(&rivals.rivals) {
             Ok(program) => {
+                rivals.report_version("fuzz");
                 let options = common.options();
                 afresh_bench::fuzz::all(&program, common.quick, &options, &mut print)?;
             }
