@@ -139,6 +139,8 @@ impl<'a> Contestant<'a> {
 struct Entry<'a> {
     contestant: Contestant<'a>,
     iterations: u64,
+    /// Whether one iteration takes longer than a batch may, so that no other warms it up.
+    is_long: bool,
     times: Vec<f64>,
     has_failed: bool,
 }
@@ -176,6 +178,7 @@ impl Entry<'_> {
                 };
                 let factor = fits(batch, took).min(fits(longest, with_preparation));
                 self.iterations = ((iterations as f64 * factor) as u64).max(1);
+                self.is_long = iterations == 1 && with_preparation > longest;
                 return Ok(());
             }
             iterations *= 4;
@@ -205,7 +208,8 @@ pub fn contest(
             continue;
         }
         let times = Vec::with_capacity(options.rounds);
-        let mut entry = Entry { contestant, iterations: 1, times, has_failed: false };
+        let mut entry =
+            Entry { contestant, iterations: 1, is_long: false, times, has_failed: false };
         entry.warm_up(case, options.batch)?;
         field.push(entry);
     }
@@ -217,7 +221,9 @@ pub fn contest(
         for turn in 0..contestants {
             let entry = &mut field[(round + turn) % contestants];
             let iterations = entry.iterations;
-            entry.run(case, (iterations / WARMING).max(1))?;
+            if !entry.is_long {
+                entry.run(case, (iterations / WARMING).max(1))?;
+            }
             if let Some(took) = entry.run(case, iterations)? {
                 entry.times.push(took.as_secs_f64() * 1e6 / iterations as f64);
             }
@@ -336,6 +342,19 @@ mod tests {
         contest("t", "c", &options, field, &mut |_| {}).unwrap();
         // A batch of 500,000 ns would have 500,000 iterations by the counted time alone.
         assert!(most <= 8, "{most} iterations of 2 ms in a batch of 0.5 ms");
+    }
+
+    #[test]
+    fn an_iteration_longer_than_batches_runs_once_a_round() {
+        let options = Options { rounds: 3, batch: Duration::from_micros(50), filter: None };
+        let mut runs = 0;
+        let field = vec![Contestant::new("a", || {
+            runs += 1;
+            std::thread::sleep(Duration::from_millis(2));
+            Ok(())
+        })];
+        contest("t", "c", &options, field, &mut |_| {}).unwrap();
+        assert_eq!(runs, 1 + options.rounds);
     }
 
     #[test]
