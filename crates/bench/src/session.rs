@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use afresh_snapshot::{Branch, Tree};
-use afresh_wasm::{BytesEntry, Engine, EngineConfig, Guest, Session, WarmUp};
+use afresh_wasm::{BytesEntry, Engine, EngineConfig, Guest, Session, Warm, WarmUp};
 use wasmtime::{Linker, Memory, Module, Store, TypedFunc};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
@@ -39,6 +39,21 @@ impl Turns {
     }
 }
 
+/// The guest of all contests, compiled once: this takes longer than most of them.
+struct Compiled {
+    warm: Warm,
+    plain: Module,
+}
+
+impl Compiled {
+    fn new(wasm: &[u8]) -> anyhow::Result<Self> {
+        let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+        let warm = Guest::new(&engine, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
+        let plain = Module::new(&wasmtime::Engine::default(), wasm).map_err(fail)?;
+        Ok(Self { warm, plain })
+    }
+}
+
 /// A session of the warm guest.
 struct OurSession {
     branch: Branch<Session>,
@@ -47,9 +62,8 @@ struct OurSession {
 }
 
 impl OurSession {
-    fn new(wasm: &[u8]) -> anyhow::Result<Self> {
-        let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
-        let warm = Guest::new(&engine, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
+    fn new(guest: &Compiled) -> anyhow::Result<Self> {
+        let warm = guest.warm.clone();
         let root = warm.root()?;
         let entry = warm.bytes_entry("handle")?;
         let branch = Branch::from_state(&Tree::new(), warm, root);
@@ -99,12 +113,12 @@ fn store(engine: &wasmtime::Engine) -> Store<WasiP1Ctx> {
 }
 
 impl PlainInstance {
-    fn new(wasm: &[u8]) -> anyhow::Result<Self> {
-        let engine = wasmtime::Engine::default();
-        let module = Module::new(&engine, wasm).map_err(fail)?;
-        let mut linker: Linker<WasiP1Ctx> = Linker::new(&engine);
+    fn new(guest: &Compiled) -> anyhow::Result<Self> {
+        let module = guest.plain.clone();
+        let engine = module.engine();
+        let mut linker: Linker<WasiP1Ctx> = Linker::new(engine);
         wasmtime_wasi::p1::add_to_linker_sync(&mut linker, |wasi| wasi).map_err(fail)?;
-        let mut store = store(&engine);
+        let mut store = store(engine);
         let instance = linker.instantiate(&mut store, &module).map_err(fail)?;
         for name in ["_initialize", "warm"] {
             if let Some(func) = instance.get_func(&mut store, name) {
@@ -184,15 +198,17 @@ pub fn all(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    checkpoint(wasm, options, sink)?;
-    rollback(wasm, options, sink)?;
-    fork(wasm, options, sink)?;
+    let guest = Compiled::new(wasm)?;
+    checkpoint(&guest, options, sink)?;
+    rollback(&guest, options, sink)?;
+    fork(&guest, options, sink)?;
+    drop(guest);
     crate::session_saved::all(wasm, small, options, sink)?;
     crate::session_files::all(options, sink)
 }
 
-fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
+fn checkpoint(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);
     let field = vec![
         Contestant::timed("afresh", move |n| {
             ours.after_turns(n, |ours| {
@@ -215,16 +231,16 @@ fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Re
         }),
     ];
     contest(TABLE, "js45/checkpoint", options, field, sink)?;
-    changed(wasm, options, sink)
+    changed(guest, options, sink)
 }
 
 /// The number of pages that a turn changes: the measure for the costs above.
-fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+fn changed(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     const STRATEGY: &str = "pages of a turn";
     if !options.wants("js45/checkpoint", STRATEGY) {
         return Ok(());
     }
-    let mut ours = OurSession::new(wasm)?;
+    let mut ours = OurSession::new(guest)?;
     let mut pages = Vec::new();
     for _ in 0..options.rounds {
         ours.turn()?;
@@ -238,8 +254,8 @@ fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
     Ok(())
 }
 
-fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
+fn rollback(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);
     ours.turn()?;
     let kept = ours.branch.checkpoint()?;
     let field = vec![
@@ -262,10 +278,10 @@ fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
     contest(TABLE, "js45/rollback", options, field, sink)
 }
 
-fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+fn fork(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     // Until that many sessions exist; their instances come with their first calls, which is the
     // next case.
-    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
+    let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);
     let forks = |ours: &mut OurSession, many: usize| -> anyhow::Result<Vec<Branch<Session>>> {
         let here = ours.branch.current()?;
         (0..many).map(|_| Ok(ours.branch.fork(here)?)).collect()
@@ -288,7 +304,7 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
     let few = Options { rounds: options.rounds.min(7), ..options.clone() };
     contest(TABLE, &format!("js45/fork{FORKS}"), &few, field, sink)?;
 
-    let (mut ours, mut plain) = (OurSession::new(wasm)?, PlainInstance::new(wasm)?);
+    let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);
     let input = request(0);
     let field = vec![
         Contestant::timed("afresh", move |n| {
