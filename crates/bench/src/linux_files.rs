@@ -1,6 +1,8 @@
 //! `linux`, its files: rollback of two CPython sessions, one with ten files and one with ten
 //! thousand, after a turn that changed ten. The rival copies the directory again, because it does
-//! not know which files changed.
+//! not know which files changed. Its directories are in memory as those of [`session_files`].
+//!
+//! [`session_files`]: crate::session_files
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use anyhow::ensure;
 
 use crate::linux::Python;
 use crate::row::{Contestant, Options, Sink, contest};
-use crate::session_files::copy;
+use crate::session_files::{copy, memory_directory};
 
 /// Name of the table.
 const TABLE: &str = "linux";
@@ -75,7 +77,7 @@ impl Session {
 
 /// The same number of files in a host directory.
 fn directory(files: usize) -> anyhow::Result<(tempfile::TempDir, PathBuf, PathBuf)> {
-    let directory = tempfile::tempdir()?;
+    let directory = memory_directory()?;
     let (from, to) = (directory.path().join("kept"), directory.path().join("files"));
     for index in 0..files {
         let folder = from.join(format!("d{}", index % 100));
@@ -95,8 +97,7 @@ pub(crate) fn all(python: &Python, options: &Options, sink: &mut Sink<'_>) -> an
     if !COUNTS.iter().any(|count| options.wants(CASE, &format!("afresh/{count}"))) {
         return Ok(());
     }
-    // Copying ten thousand files takes seconds each time: few rounds, or it takes minutes until the
-    // first row.
+    // A copy of ten thousand files can take seconds: few rounds.
     let few = Options { rounds: options.rounds.min(3), ..options.clone() };
     let mut field = Vec::new();
     for count in COUNTS {

@@ -86,9 +86,14 @@ impl Map {
     }
 }
 
+/// A directory in memory if the host has one, else where temporary files are.
+pub(crate) fn memory_directory() -> std::io::Result<tempfile::TempDir> {
+    tempfile::tempdir_in(MEMORY_DIR).or_else(|_| tempfile::tempdir())
+}
+
 /// The same files in a host directory.
 fn directory() -> anyhow::Result<tempfile::TempDir> {
-    let directory = tempfile::tempdir_in(MEMORY_DIR).or_else(|_| tempfile::tempdir())?;
+    let directory = memory_directory()?;
     for index in 0..FILES {
         let path = directory.path().join("tree").join(path(index));
         std::fs::create_dir_all(path.parent().unwrap_or(&path))?;
