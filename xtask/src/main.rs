@@ -127,7 +127,8 @@ Commands:
                          in a clean Debian root and uses it there; this needs root.
   rivals [--only NAME]…  Install the programs that benchmarks compare afresh with into target/rivals: gvisor and eryx
                          (Debian's and PyPI's), fuzz (LibAFL, AFL++ and libpng) and wago. Downloads some hundred MB
-                         and compiles for some minutes. A rival that cannot be installed is reported.
+                         and compiles for some minutes. A rival that cannot be installed is reported, and is
+                         a failure if --only names it.
   test [--cache] [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
                          all tests, including those of the Python and npm packages, fuzz, run Miri, package every

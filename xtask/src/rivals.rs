@@ -199,7 +199,7 @@ fn wago(folder: &Path) -> Result<String> {
     }
     let folder = folder.join("wago");
     let (sources, copy) = (host::repository().join("rivals/wago"), folder.join("source"));
-    // Go writes a `go.sum` beside the sources.
+    // Go writes a `go.sum` into the folder of the sources.
     fs::create_dir_all(&copy)?;
     for name in ["go.mod", "main.go"] {
         fs::copy(sources.join(name), copy.join(name))?;

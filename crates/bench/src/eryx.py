@@ -1,7 +1,7 @@
-"""Pieces of Python in sandboxes of eryx, timed here: answers each line `CASE COUNT` with nanoseconds.
+"""Pieces of Python in sandboxes of eryx, timed here.
 
-`afresh-bench eryx` runs it with a Python that has `pyeryx`. The argument is a factory that was saved, because a new one
-takes many seconds.
+It answers each line `CASE COUNT` with nanoseconds. `afresh-bench eryx` runs it with a Python that
+has `pyeryx`. The argument is a factory that was saved, because a new one takes many seconds.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 //! (`pyeryx` from PyPI), CPython in Wasm by wasmtime with its state in the module. Ours is the
 //! host's CPython as a Linux guest.
 //!
-//! The layers differ: our rows call `afresh_linux::Instance` with a script that evaluates each line,
-//! and eryx is called by its Python API, whose cost is in its rows.
+//! The layers differ. Our rows call `afresh_linux::Instance` with a script that evaluates each
+//! line. eryx is called by its Python API, whose cost is in its rows.
 //!
 //! The program of the rival times itself, so the way to it is not measured.
 

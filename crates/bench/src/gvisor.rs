@@ -110,8 +110,8 @@ fn version(text: &str) -> Option<&str> {
 /// receives the platforms that this host does not run, with the reason.
 ///
 /// # Errors
-/// When python3 is missing, the host runs no guests, or afresh or CPython fails. A platform of gVisor
-/// that fails after its start loses its row.
+/// When python3 is missing, the host runs no guests, or afresh or CPython fails. A platform of
+/// gVisor that fails after its start loses its row.
 pub fn all(
     runsc: Option<&Path>,
     options: &Options,
