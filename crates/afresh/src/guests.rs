@@ -36,7 +36,7 @@ mod verify;
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use async_lease::AsyncLease;
 pub use backend::Kind;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub use backend::{image_program, stored_program};
 pub use call::{Answer, Call, Entry, Exit, Function};
 pub use call_cost::CallCost;

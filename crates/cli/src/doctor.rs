@@ -19,26 +19,26 @@ pub(crate) struct Arguments {
 }
 
 /// The reset method of micro-VMs and its reason, or the reason that micro-VMs do not run here.
-#[cfg(feature = "vm")]
+#[cfg(vm_guests)]
 fn micro_vm() -> Result<(String, String), String> {
     let abilities = afresh::vm::HostSupport::host().map_err(|error| error.to_string())?;
     let (method, reason) = abilities.choice();
     Ok((method.to_string(), reason.to_owned()))
 }
 
-#[cfg(not(feature = "vm"))]
+#[cfg(not(vm_guests))]
 fn micro_vm() -> Result<(String, String), String> {
     Err("this build of afresh lacks the feature `vm`".to_owned())
 }
 
 /// The isolation layers of Linux programs: name, and the reason if it is missing.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn linux_isolation() -> Result<Vec<(&'static str, Option<String>)>, String> {
     let layers = afresh::linux::isolation_layers().map_err(|error| error.to_string())?;
     Ok(layers.into_iter().map(|layer| (layer.name, layer.missing)).collect())
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 fn linux_isolation() -> Result<Vec<(&'static str, Option<String>)>, String> {
     Err("this build of afresh lacks the feature `linux`".to_owned())
 }

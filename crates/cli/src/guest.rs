@@ -28,7 +28,7 @@ pub(crate) struct OpenArguments {
     ///
     /// A call writes to its standard input and ends when the program waits for more. The warm state
     /// is the first such wait.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[arg(long)]
     linux: bool,
     /// Call an exported function to warm the guest, with arguments after a colon: `warm:100,2`.
@@ -63,14 +63,14 @@ pub(crate) struct OpenArguments {
     /// A Linux program gets HOST at the same path, and always read-only.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     pub(crate) dir: Vec<OsString>,
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[command(flatten)]
     net: crate::net::NetArguments,
     /// Run each call of a Linux program in a new process.
     ///
     /// This hides the write set of earlier calls, which the duration of a write would reveal, at
     /// the cost of a fork per call.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[arg(long)]
     replace_processes: bool,
     #[cfg(feature = "wasm")]
@@ -91,7 +91,7 @@ pub(crate) struct Command<'a> {
     /// Calls of the warm-up before those of --warm.
     pub(crate) first: Vec<Call>,
     /// The language that a Linux program evaluates.
-    #[cfg(all(feature = "serve", feature = "linux"))]
+    #[cfg(all(feature = "serve", linux_guests))]
     pub(crate) language: Option<&'static afresh_interpreter::Language>,
 }
 
@@ -122,7 +122,7 @@ impl GuestArguments {
         use afresh::files::{Budget, Tree};
         use afresh::wasm::Watch;
         use afresh_interpreter::listener;
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if self.how.linux {
             let command = Command { language: Some(language), ..Command::default() };
             return self.options(settings, command);
@@ -182,7 +182,7 @@ impl OpenArguments {
             options = options.memory(mib.saturating_mul(1 << 20));
         }
         options = command.first.iter().cloned().fold(options, Options::warm);
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         {
             let env = self.env()?;
             let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?
@@ -217,11 +217,11 @@ impl OpenArguments {
             let wasm = self.wasm(guest, command)?;
             self.wasm.engine(options).wasm(wasm)
         };
-        #[cfg(not(any(feature = "wasm", feature = "linux")))]
+        #[cfg(not(any(feature = "wasm", linux_guests)))]
         let _ = command;
         #[cfg(not(feature = "wasm"))]
         let _ = guest;
-        #[cfg(feature = "vm")]
+        #[cfg(vm_guests)]
         let options =
             options.vm(|builder| builder.log(|level, text| eprintln!("guest[{level}]: {text}")));
         Ok(options)
@@ -252,9 +252,9 @@ impl OpenArguments {
 
     /// Whether --linux is given.
     fn is_program(&self) -> bool {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         return self.linux;
-        #[cfg(not(feature = "linux"))]
+        #[cfg(not(linux_guests))]
         false
     }
 
@@ -263,7 +263,7 @@ impl OpenArguments {
         let bar = spinner("opening");
         let opened = afresh::open(&self.reference(guest)?, options)?;
         bar.finish_and_clear();
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         anyhow::ensure!(
             self.net.is_empty() || opened.kind() == afresh::Kind::Program,
             "{} is no Linux program, and only those connect to servers: leave --net, --net-rules and --net-log out",
@@ -273,7 +273,7 @@ impl OpenArguments {
     }
 
     /// The program of the host that `guest` names with --linux.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     fn host_program(&self, guest: &OsStr) -> anyhow::Result<Option<afresh::linux::HostProgram>> {
         let found = self.linux.then(|| afresh::linux::HostProgram::find(guest));
         Ok(found.transpose()?)
@@ -281,7 +281,7 @@ impl OpenArguments {
 
     /// The reference of `guest`. A Linux program is looked up in PATH, as in a shell.
     pub(crate) fn reference(&self, guest: &OsStr) -> anyhow::Result<OsString> {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if let Some(found) = self.host_program(guest)? {
             return Ok(found.path.into_os_string());
         }

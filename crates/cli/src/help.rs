@@ -78,7 +78,7 @@ mod tests {
         let ungrouped: Vec<_> = real.difference(&unique).collect();
         assert!(ungrouped.is_empty(), "add {ungrouped:?} to a group in help.rs");
         // The fleet brings `serve` and `wasm`.
-        if cfg!(all(feature = "fleet", feature = "linux", feature = "mcp", feature = "seal")) {
+        if cfg!(all(feature = "fleet", linux_guests, feature = "mcp", feature = "seal")) {
             let stale: Vec<_> = unique.difference(&real).collect();
             assert!(stale.is_empty(), "remove {stale:?} from help.rs");
         }

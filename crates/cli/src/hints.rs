@@ -36,7 +36,7 @@ fn opening(error: &OpenError) -> Option<String> {
              without them the machine's metadata service is asked for credentials"
                 .to_owned(),
         ),
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         OpenError::Guest { source, .. } if ends_by_itself(&**source) => {
             Some("`afresh exec -- PROGRAM ARGUMENTS` runs a program that ends by itself".to_owned())
         }
@@ -76,7 +76,7 @@ fn sealed(error: &afresh::store::SealError) -> Option<String> {
 }
 
 /// Whether the guest is a Linux program that ended before it could be called.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn ends_by_itself(error: &(dyn std::error::Error + 'static)) -> bool {
     use afresh::linux::WarmError;
     matches!(error.downcast_ref(), Some(WarmError::Ended { .. }))

@@ -10,7 +10,7 @@
 )]
 
 mod doctor;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 mod exec;
 #[cfg(feature = "fleet")]
 mod fleet;
@@ -25,13 +25,13 @@ mod http;
 mod interrupts;
 #[cfg(feature = "seal")]
 mod keys;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 mod linux;
 mod log;
 mod manual;
 #[cfg(feature = "mcp")]
 mod mcp;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 mod net;
 mod output;
 #[cfg(feature = "serve")]
@@ -39,7 +39,7 @@ mod repl;
 mod request;
 mod run;
 mod serve;
-#[cfg(all(test, feature = "fleet", feature = "linux", feature = "otel", feature = "tls"))]
+#[cfg(all(test, feature = "fleet", linux_guests, feature = "otel", feature = "tls"))]
 mod serve_reference;
 mod snapshot;
 mod stdio;
@@ -47,7 +47,7 @@ mod store;
 mod verify;
 #[cfg(feature = "wasm")]
 mod wasm;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 mod write_back;
 
 use std::process::ExitCode;
@@ -65,7 +65,7 @@ struct Cli {
     #[arg(help_heading = help::EVERY_COMMAND)]
     output: Format,
     /// Refuse to run Linux programs on a host that lacks an isolation layer that `doctor` lists.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[arg(long, global = true, help_heading = help::EVERY_COMMAND)]
     require_isolation: bool,
     #[cfg(feature = "seal")]
@@ -80,7 +80,7 @@ enum Command {
     /// Warm a guest, or load a snapshot, and call it.
     Run(run::Arguments),
     /// Run a Linux program once, with the streams, terminal and signals of this command.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     Exec(exec::Arguments),
     /// Answer requests over HTTP, or lines of standard input, each from the warm state.
     Serve(Box<serve::Arguments>),
@@ -154,7 +154,7 @@ struct Settings {
 
 impl Cli {
     fn settings(&self) -> anyhow::Result<Settings> {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if self.require_isolation {
             afresh::linux::require_isolation()?;
         }
@@ -183,7 +183,7 @@ fn main() -> ExitCode {
 fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         Command::Exec(arguments) => exec::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
         #[cfg(feature = "mcp")]

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use afresh::{Answer, OutputSource, OutputStream};
 use afresh::{CallError, Guest, Kind, Origin};
 use clap::Args;
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let mut out = std::io::stdout();
     for _ in 0..arguments.repeat {
         let started = Instant::now();
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         let asked = match guest.kind() {
             Kind::Program => match ask_program(&guest, &request)? {
                 (output, Ok(())) => Ok(Answer::Bytes(output)),
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             },
             _ => guest.invoke(&call),
         };
-        #[cfg(not(feature = "linux"))]
+        #[cfg(not(linux_guests))]
         let asked = guest.invoke(&call);
         if let Some(exit) = asked.as_ref().err().and_then(CallError::exit) {
             return pass_on(exit.code, exit.output, exit.messages);
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
         }
     }
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     if arguments.report && guest.as_program().is_some() {
         report_program(&guest)?;
     }
@@ -94,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 
 /// Calls a Linux program, and shows its messages meanwhile. Its input ends if it has no output,
 /// because many programs first read all of their input.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn ask_program(
     guest: &Guest,
     request: &request::Request<'_>,
@@ -150,7 +150,7 @@ fn report_origin(origin: &Origin) {
 }
 
 /// Reports the memory of a Linux program, and its system calls that are not served.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn report_program(guest: &Guest) -> anyhow::Result<()> {
     let mut lease = guest.lease()?;
     let (Some(warm), Some(instance)) = (guest.as_program(), lease.as_program()) else {

@@ -102,7 +102,7 @@ fn report(
 }
 
 /// Reports a saved state to standard error.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) fn note(to: &Reference, saved: &SavedSnapshot, started: Instant) {
     let stored: u64 = saved.snapshot.inspect().layers.iter().map(|layer| layer.bytes).sum();
     let seconds = started.elapsed().as_secs_f64();

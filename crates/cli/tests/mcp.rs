@@ -116,7 +116,7 @@ fn quickjs() -> Option<String> {
 }
 
 /// The host's Python, as a Linux program.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn python() -> Option<&'static str> {
     const PYTHON: &str = "/usr/bin/python3";
     let found = Path::new(PYTHON).is_file().then_some(PYTHON);
@@ -250,7 +250,7 @@ fn a_cancelled_call_is_undone() {
     assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["json"], 1);
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn bad_messages_are_refused_beside_a_call_that_runs() {
     let Some(python) = python() else { return };
@@ -362,7 +362,7 @@ fn a_client_that_never_begins_the_protocol_is_answered() {
 }
 
 /// Waits until a server has ended.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn wait(client: &mut Client) -> std::process::ExitStatus {
     for _ in 0..6000 {
         if let Some(status) = client.child.try_wait().unwrap() {
@@ -373,7 +373,7 @@ fn wait(client: &mut Client) -> std::process::ExitStatus {
     panic!("the server continues without a client");
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn a_call_is_answered_after_the_end_of_the_input() {
     let Some(python) = python() else { return };
@@ -392,7 +392,7 @@ fn a_call_is_answered_after_the_end_of_the_input() {
     assert_eq!(rest, "");
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn a_server_whose_client_has_left_ends() {
     let Some(python) = python() else { return };
@@ -410,7 +410,7 @@ fn a_server_whose_client_has_left_ends() {
     wait(&mut client);
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn an_agent_runs_commands_beside_code() {
     let Some(python) = python() else { return };
@@ -454,7 +454,7 @@ fn an_agent_runs_commands_beside_code() {
     assert_eq!(client.call_ok("run_code", json!({"code": "x"}))["text"], "42");
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn errors_name_their_cause_and_the_tree_shows_only_known_states() {
     let Some(python) = python() else { return };
@@ -481,7 +481,7 @@ fn errors_name_their_cause_and_the_tree_shows_only_known_states() {
 }
 
 /// A call with a progress token: its result, and all its progress as one text.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn call_with_progress(client: &mut Client, tool: &str, arguments: &Value) -> (Value, String) {
     let id = client.send(
         "tools/call",
@@ -497,7 +497,7 @@ fn call_with_progress(client: &mut Client, tool: &str, arguments: &Value) -> (Va
     }
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn output_and_input_of_calls_are_whole() {
     let Some(python) = python() else { return };
@@ -537,7 +537,7 @@ fn output_and_input_of_calls_are_whole() {
     );
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn a_command_whose_end_is_not_reported_is_undone_after_its_kill() {
     let Some(python) = python() else { return };
@@ -553,7 +553,7 @@ fn a_command_whose_end_is_not_reported_is_undone_after_its_kill() {
 }
 
 /// The Python SDK, with the newest protocol and with the handshake of earlier ones.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn the_python_sdk_uses_every_kind_of_tool() {
     let Some(client) = std::env::var_os("AFRESH_TEST_MCP") else {

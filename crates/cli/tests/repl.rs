@@ -54,7 +54,7 @@ fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
     }
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn an_interrupted_call_is_undone_and_lines_that_are_not_text_are_refused() {
     use std::io::{BufRead, BufReader, Read};
@@ -100,7 +100,7 @@ fn an_interrupted_call_is_undone_and_lines_that_are_not_text_are_refused() {
     assert_eq!(child.wait().unwrap().code(), Some(1));
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn the_hosts_python_at_a_prompt_forks_with_its_files() {
     if !Path::new("/usr/bin/python3").is_file() {

@@ -128,7 +128,7 @@ fn guests_of_the_command_line_have_routes_and_wrong_usage_is_reported() {
 }
 
 #[test]
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited() {
     let sed = ["--linux", "sed", "--", "-u", "="];
     // The tests of Linux programs report the host's missing features.
@@ -155,7 +155,7 @@ fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited(
 }
 
 /// An HTTP server that remembers its requests, and reports their number.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const SERVER: &str = "\
 import http.server
 asked = []
@@ -169,7 +169,7 @@ http.server.ThreadingHTTPServer(('127.0.0.1', 5000), Answer).serve_forever()
 ";
 
 #[test]
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
     let ask = "import sys; print(sys.executable); print(sys.base_prefix)";
     let Ok(python) = Command::new("python3").args(["-c", ask]).output() else {

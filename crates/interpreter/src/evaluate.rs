@@ -233,7 +233,7 @@ fn through_streams<L: HostCallbacks>(
 ///
 /// # Errors
 /// As [`Lease::proceed`].
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub fn proceed<L: HostCallbacks>(lease: &mut Lease<'_>, listener: L) -> (Result<(), CallError>, L) {
     let ears = SharedFrames::new(listener);
     let proceeded = lease.proceed(ears.hear());

@@ -17,7 +17,7 @@ impl Interpreter {
     /// That of a guest, if it has one.
     #[must_use]
     pub fn of(guest: &Guest) -> Option<Self> {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if let Some(language) = crate::Language::of_program(guest) {
             return Some(Self {
                 handler: guest.function(language.form.function()).ok()?,

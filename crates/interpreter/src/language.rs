@@ -65,7 +65,7 @@ const MARSHAL: &str = include_str!("marshal.py");
 /// The other one, which runs in the same module.
 const DRIVER: &str = include_str!("driver.py");
 /// The parts that make it a Linux program, in the order in which they run.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const PROGRAM_PARTS: [&str; 4] = [
     include_str!("display.py"),
     include_str!("kernels.py"),
@@ -73,10 +73,10 @@ const PROGRAM_PARTS: [&str; 4] = [
     include_str!("agent.py"),
 ];
 /// The file of such a program that names its language.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const MARKER: &str = "/run/afresh/language";
 /// Maximum bytes of that name.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const MAX_MARKER: u64 = 64;
 
 /// No guest is known that evaluates a language.
@@ -157,7 +157,7 @@ impl Language {
     /// Makes a Linux program evaluate the language: the host's interpreter, or the one in an image,
     /// with arguments and an environment that make it a guest. `None` for a language without such a
     /// program.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
         if self.form != CallConvention::Frame {
@@ -182,7 +182,7 @@ impl Language {
 
     /// The language that a Linux program evaluates: one that [`Language::program`] made, or a
     /// snapshot of it. `None` for other guests.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[must_use]
     pub fn of_program(guest: &afresh::Guest) -> Option<&'static Self> {
         let state = guest.as_program()?.state();

@@ -24,7 +24,7 @@ mod handler;
 mod language;
 mod listener;
 pub mod objects;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 mod program_grants;
 mod request;
 pub mod tag;
@@ -35,12 +35,12 @@ pub use answer_limit::AnswerTooLong;
 pub use characters::CharacterJoiner;
 pub use commands::{CommandCost, CommandOutput, Commands};
 pub use displayed::{DisplayedResult, DisplayedResults};
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub use evaluate::proceed;
 pub use evaluate::{Evaluation, evaluate};
 pub use handler::Interpreter;
 pub use language::{Language, LibraryError, UnknownLanguage, is_module};
 pub use listener::{HostCallbacks, Stream, imports, listener, state};
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub use program_grants::ProgramGrants;
 pub use request::{CELL, COMMAND, CallConvention, RUN, Request, SETUP, Tools};

@@ -288,7 +288,7 @@ impl Sandbox {
     }
 
     /// Lets commands run for a slice of time, after waiting for the next event.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     fn proceed(
         &mut self,
         killed: bool,
@@ -313,7 +313,7 @@ impl Sandbox {
     }
 
     /// Without Linux programs there are no commands.
-    #[cfg(not(feature = "linux"))]
+    #[cfg(not(linux_guests))]
     fn proceed(&mut self, _: bool, _: &mut OutputCollector) -> Result<(), SandboxError> {
         Err(SandboxError::NoCommands)
     }

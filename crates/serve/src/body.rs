@@ -137,7 +137,7 @@ impl Meter {
     }
 
     /// The part of a tenant, for bytes of connections to its sandboxes, also of other clients.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn tenant_budget(&self, tenant: &Arc<str>) -> Budget {
         self.shares.of(Some(tenant))
     }

@@ -29,12 +29,12 @@ impl CpuTimer {
     }
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn take_process_time() -> Duration {
     afresh::linux::take_guest_cpu_time()
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 fn take_process_time() -> Duration {
     Duration::ZERO
 }
@@ -44,45 +44,45 @@ pub(crate) fn call_cpu_time() -> Duration {
     thread_cpu_time().saturating_add(pending_process_time())
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn pending_process_time() -> Duration {
     afresh::linux::guest_cpu_time()
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 fn pending_process_time() -> Duration {
     Duration::ZERO
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn begin_memory_peak() {
     // Ends with the next timer on this thread, and not before: a command may end in between.
     let _ = afresh::linux::MemoryPeak::start(0);
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 fn begin_memory_peak() {}
 
 /// The peak of the memory that programs have mapped on this thread since the last timer started; 0
 /// if they have changed no mapping since then.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) fn memory_peak() -> u64 {
     afresh::linux::MemoryPeak::until_now()
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 pub(crate) fn memory_peak() -> u64 {
     0
 }
 
 /// Bytes that programs have sent to servers outside while this thread ran them, since the last
 /// call.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) fn take_outbound_bytes() -> u64 {
     afresh::linux::take_outbound_bytes()
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 pub(crate) fn take_outbound_bytes() -> u64 {
     0
 }

@@ -151,7 +151,7 @@ impl ErrorResponse {
     }
 
     /// The buffers of another connection to a program do not fit.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn no_connection_memory() -> Self {
         let message = "the connections to programs of this tenant, or all requests, fill the memory for bodies; \
                        close some connections, or try again (the operator of this host can raise `max-buffered-mib`)";

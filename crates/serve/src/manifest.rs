@@ -246,7 +246,7 @@ struct Template {
     linux: Option<String>,
     #[serde(default)]
     dirs: Vec<PathBuf>,
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[serde(default)]
     net: Vec<afresh::linux::NetGrant>,
     #[serde(default)]
@@ -285,7 +285,7 @@ fn seen_from(dir: &Path, reference: &str) -> String {
 /// The file of a program, and the directories of its installation. One word is looked for where
 /// shells look.
 fn program_of(dir: &Path, program: &str) -> (String, Vec<PathBuf>) {
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     if !program.contains('/')
         && let Ok(found) = afresh::linux::HostProgram::find(program)
     {
@@ -380,13 +380,13 @@ impl Sandboxes {
                 (None, Some(program)) => (program_of(dir, program), true),
                 _ => return Err(ManifestError::Guest { template: template.name }),
             };
-            #[cfg(feature = "linux")]
+            #[cfg(linux_guests)]
             if !linux && !template.net.is_empty() {
                 return Err(ManifestError::Net { template: template.name });
             }
             let mut own = SandboxTemplate::new(template.name, guest, open.clone());
             own.linux = linux;
-            #[cfg(feature = "linux")]
+            #[cfg(linux_guests)]
             {
                 own.net = template.net;
             }

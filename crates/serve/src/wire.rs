@@ -31,7 +31,7 @@ const HOPS: [HeaderName; 11] = [
 const MAX_HEADERS: usize = 100;
 
 /// Removes the headers of a connection, except for the length of the body.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) fn strip(headers: &mut HeaderMap) {
     let own: Vec<_> = headers.keys().filter(hops(headers)).cloned().collect();
     own.iter().filter(|name| **name != CONTENT_LENGTH).for_each(|name| {

@@ -6,27 +6,27 @@
 //! ([`SessionBackend`]) and frozen guests ([`FrozenGuest`]) are trait objects. The types of a kind
 //! that the build lacks have no values (`absent.rs`), so every match has the arms of all kinds.
 
-#[cfg(not(any(feature = "wasm", feature = "vm", feature = "linux")))]
+#[cfg(not(any(feature = "wasm", vm_guests, linux_guests)))]
 compile_error!("the feature `guests` is part of `wasm`, `vm` and `linux`; enable one of these");
 
-#[cfg(not(all(feature = "wasm", feature = "vm", feature = "linux")))]
+#[cfg(not(all(feature = "wasm", vm_guests, linux_guests)))]
 mod absent;
-#[cfg(feature = "vm")]
+#[cfg(vm_guests)]
 mod machine;
-#[cfg(not(feature = "vm"))]
+#[cfg(not(vm_guests))]
 #[path = "backend/machine_absent.rs"]
 mod machine;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) mod process_costs;
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 #[path = "backend/process_costs_absent.rs"]
 pub(crate) mod process_costs;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 mod program;
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 #[path = "backend/program_absent.rs"]
 mod program;
-#[cfg(any(feature = "vm", feature = "linux"))]
+#[cfg(any(vm_guests, linux_guests))]
 mod reset_pool;
 mod session_backend;
 mod traits;
@@ -44,7 +44,7 @@ use afresh_store::Snapshot;
 use crate::guests::call::Exit;
 use crate::{CallError, Cause, OpenError, Options, Reference};
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub use program::oci_image::{image_program, stored_program};
 pub(crate) use session_backend::SessionBackend;
 pub(crate) use traits::{FrozenGuest, LeaseControl, LiveInstance, StopCall, WarmGuest};

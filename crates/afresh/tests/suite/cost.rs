@@ -67,7 +67,7 @@ fn a_guest_that_cannot_be_interrupted_refuses_a_limit_of_cpu_time() {
     assert!(matches!(error, CallError::Option { .. }), "{error:?}");
 }
 
-#[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
+#[cfg(linux_guests)]
 #[test]
 fn the_cost_and_the_limit_of_a_linux_program_count_its_processes_and_no_waits() {
     let options = Options::new().timeout(Duration::from_secs(120)).linux(|sh| sh.grant("/"));

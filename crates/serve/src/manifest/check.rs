@@ -121,7 +121,7 @@ impl Faults<'_> {
                 let at = self.within(span, "guest");
                 self.guest(&at, guest);
             }
-            (None, Some(_)) if cfg!(feature = "linux") => {}
+            (None, Some(_)) if cfg!(linux_guests) => {}
             (None, Some(_)) => {
                 let at = self.within(span, "linux");
                 self.add(&at, "this build of afresh runs no Linux programs");
@@ -133,7 +133,7 @@ impl Faults<'_> {
                 self.add(span, message);
             }
         }
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if template.linux.is_none() && !template.net.is_empty() {
             let at = self.within(span, "net");
             let template = name.clone();
@@ -343,7 +343,7 @@ guest = "here.wasm"
         }
     }
 
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[test]
     fn rules_for_connections_are_checked_in_their_place() {
         let with = |guest: &str, net: &str| {

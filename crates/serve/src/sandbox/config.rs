@@ -103,7 +103,7 @@ pub struct Template {
     /// libraries.
     pub dirs: Vec<PathBuf>,
     /// Servers outside that a Linux program may connect to, and rules for requests.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub net: Vec<afresh::linux::NetGrant>,
     /// How it is opened. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
@@ -140,7 +140,7 @@ impl Template {
             language: "javascript".to_owned(),
             linux: false,
             dirs: Vec::new(),
-            #[cfg(feature = "linux")]
+            #[cfg(linux_guests)]
             net: Vec::new(),
             warm: Vec::new(),
             setup: None,

@@ -189,7 +189,7 @@ fn running_calls_run_time_and_sent_bytes_have_a_budget() {
 }
 
 /// A server outside that returns the number of bytes it received; its port.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn sink() -> u16 {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -206,7 +206,7 @@ fn sink() -> u16 {
 }
 
 /// The system's Python, or a line that says why it does not run here.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) fn python() -> Option<&'static str> {
     let found = ["/usr/bin/python3", "/bin/python3"].into_iter();
     let found = found.into_iter().find(|path| std::path::Path::new(path).is_file());
@@ -219,7 +219,7 @@ pub(crate) fn python() -> Option<&'static str> {
     found
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn connections_to_programs_have_a_part_of_the_memory_for_bodies() {
     const LISTEN: &str = "import socket\nlistener = socket.create_server(('', 8000))\n1";
@@ -274,7 +274,7 @@ fn connections_to_programs_have_a_part_of_the_memory_for_bodies() {
     });
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn bytes_to_servers_outside_are_counted_and_have_a_budget() {
     let Some(guest) = python() else { return };

@@ -316,7 +316,7 @@ fn an_unmodified_client_of_e2b_runs_python_with_pandas() {
 
 /// An HTTP server that checks for a polite request; returns its port. It ends with the test's
 /// process.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 fn outside() -> u16 {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -339,7 +339,7 @@ fn outside() -> u16 {
     port
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
     let Some(client) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };

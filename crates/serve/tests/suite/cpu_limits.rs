@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common::{built, run, scratch, serve};
 use crate::sandbox::{Client, sandboxes, with};
 use serde_json::Value;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use serde_json::json;
 
 /// The error of code, as its name and its message.
@@ -37,7 +37,7 @@ fn busy_code_ends_at_the_cpu_time_limit_of_its_template() {
     });
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn the_cpu_time_limit_counts_no_waits_of_a_program() {
     let Some(guest) = crate::budgets::python() else { return };
@@ -61,7 +61,7 @@ fn the_cpu_time_limit_counts_no_waits_of_a_program() {
 }
 
 /// Their CPU time is that of the whole sandbox, with its busy commands.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn commands_are_listed_and_ended_under_a_cpu_time_limit_that_ends_all_code() {
     let Some(guest) = crate::budgets::python() else { return };

@@ -195,7 +195,7 @@ fn the_output_of_a_component_is_logged_with_its_request() {
 }
 
 /// A Linux program that this host has, or a line that says why not.
-#[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
+#[cfg(linux_guests)]
 async fn serve_program(
     name: &str,
     program: &str,
@@ -227,7 +227,7 @@ async fn serve_program(
     }
 }
 
-#[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
+#[cfg(linux_guests)]
 #[test]
 fn the_errors_of_a_linux_program_are_logged_and_its_output_is_the_answer() {
     const SCRIPT: &str = "while read line; do echo \"yes $line\"; echo \"no $line\" >&2; done";
@@ -243,7 +243,7 @@ fn the_errors_of_a_linux_program_are_logged_and_its_output_is_the_answer() {
     });
 }
 
-#[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
+#[cfg(linux_guests)]
 #[test]
 fn the_output_of_a_linux_server_is_logged_and_is_not_part_of_its_answer() {
     const SERVER: &str = r#"

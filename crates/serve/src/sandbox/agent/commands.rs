@@ -35,10 +35,10 @@ pub(crate) struct Commands {
     /// The turn of the running call on the processors.
     cpu: Mutex<Option<CpuTurn>>,
     /// Connections from outside, which have subscribers like commands.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) lines: crate::sandbox::connections::tunnels::Tunnels,
     /// Its files while it runs.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) view: afresh::linux::FileView,
 }
 
@@ -168,7 +168,7 @@ impl Commands {
 
     /// Ends all subscriptions with the reason.
     pub(crate) fn dismiss(&self, why: &ConnectError) {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         self.lines.clear();
         let all = std::mem::take(&mut lock(&self.known).subscribers);
         all.into_iter().for_each(|one| one.subscriber.end(connect::broken_off(why)));
@@ -200,7 +200,7 @@ impl Commands {
 
     /// Lets the sandbox run now, also where a turn that ends meanwhile expects nothing. True as in
     /// [`Commands::set_due`].
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn wake(&self) -> bool {
         self.lines.moved.store(true, Ordering::Relaxed);
         self.set_due_locked(&mut lock(&self.known), Some(Instant::now()))
@@ -297,17 +297,17 @@ impl Commands {
     /// Whether bytes have passed through connections or wait for them since the last question, so
     /// that the sandbox may continue.
     fn moved(&self) -> bool {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         return self.lines.moved.swap(false, Ordering::Relaxed);
-        #[cfg(not(feature = "linux"))]
+        #[cfg(not(linux_guests))]
         false
     }
 
     /// Whether connections may have bytes for the sandbox that no turn has taken.
     fn has_waiting_bytes(&self) -> bool {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         return self.lines.moved.load(Ordering::Relaxed);
-        #[cfg(not(feature = "linux"))]
+        #[cfg(not(linux_guests))]
         false
     }
 
@@ -318,7 +318,7 @@ impl Commands {
 
     /// Whether a command has a subscriber or a connection.
     pub(crate) fn in_use(&self) -> bool {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if !self.lines.is_empty() {
             return true;
         }
@@ -439,7 +439,7 @@ mod tests {
         String::from_utf8_lossy(&body).into_owned()
     }
 
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[test]
     fn a_turn_that_ends_does_not_take_back_a_wake() {
         let commands = Commands::default();
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(commands.next(), None);
     }
 
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[test]
     fn a_refused_turn_is_tried_again_for_bytes_that_wait() {
         let commands = Commands::default();

@@ -226,12 +226,12 @@ impl OutputRouter {
 
     /// Passes the bytes of connections on, and shows the files during the next call.
     pub(crate) fn exchange(&self, lease: &mut afresh::Lease<'_>) -> Result<(), afresh::CallError> {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if let Some(routed) = self.0.as_ref().filter(|routed| (routed.check)().is_ok()) {
             routed.commands.lines.exchange(lease)?;
             lease.show_files(&routed.commands.view);
         }
-        #[cfg(not(feature = "linux"))]
+        #[cfg(not(linux_guests))]
         let _ = lease;
         Ok(())
     }

@@ -16,11 +16,11 @@ use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::SandboxStore;
 
 /// Maximum bytes of output from code or a command. Nothing of it is kept.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const MAX_OUTPUT_BYTES: usize = 1 << 30;
 
 /// Interval of the decisions whether a program of a sandbox computes on.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// A template, ready.
@@ -106,7 +106,7 @@ impl TemplateOptions {
     }
 
     /// Options of an interpreter of the host or of an OCI image, a Linux program.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     fn of_program(
         config: &SandboxConfig,
         template: &Template,
@@ -136,7 +136,7 @@ impl TemplateOptions {
         Ok(Self { first, saved: limits(Options::new()), library: None })
     }
 
-    #[cfg(not(feature = "linux"))]
+    #[cfg(not(linux_guests))]
     fn of_program(_: &SandboxConfig, _: &Template, _: &Language) -> Result<Self, afresh::Cause> {
         Err("this build runs no Linux programs: the feature `linux` brings them".into())
     }

@@ -7,10 +7,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use afresh::linux::{EgressFilter, SharedFilter};
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use crate::sandbox::connections::network_policy::ALL_TRAFFIC;
 use crate::sandbox::request_body::network_rules::NetworkRules;
 
@@ -21,7 +21,7 @@ struct NetworkState {
     rules: Arc<NetworkRules>,
     /// Those that the record of the sandbox has.
     written: Arc<NetworkRules>,
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     filter: SharedFilter,
 }
 
@@ -66,7 +66,7 @@ impl SandboxNetwork {
     }
 
     /// Runs the sandbox with these rules, and with others once they are replaced.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         let filter = self.state().filter.clone();
         filter.within(run)
@@ -75,7 +75,7 @@ impl SandboxNetwork {
 
 impl NetworkState {
     fn replace(&mut self, rules: Arc<NetworkRules>) {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if self.rules != rules {
             self.filter.replace(rules.filter().unwrap_or_else(|error| {
                 tracing::error!(error, "rules of a sandbox are invalid: it reaches no server");
@@ -86,7 +86,7 @@ impl NetworkState {
     }
 }
 
-#[cfg(all(test, feature = "linux"))]
+#[cfg(all(test, linux_guests))]
 mod tests {
     use serde_json::{Value, json};
 

@@ -3,10 +3,10 @@
 //! Promises: each entry of `allowOut` and of `rules` has a grant of the template, or the request is
 //! refused.
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use std::collections::BTreeMap;
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use afresh::linux::EgressFilter;
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -40,9 +40,9 @@ impl NetworkRules {
     /// Whether some server of the template can be reached.
     pub(crate) fn has_internet(&self, template: &Template) -> bool {
         let denied = self.deny_out.iter().flatten().any(|entry| entry == ALL_TRAFFIC);
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         let granted = !template.net.is_empty();
-        #[cfg(not(feature = "linux"))]
+        #[cfg(not(linux_guests))]
         let granted = {
             let _ = template;
             false
@@ -51,7 +51,7 @@ impl NetworkRules {
     }
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 impl NetworkRules {
     /// The filter of a sandbox with these rules; none without rules.
     pub(crate) fn filter(&self) -> Result<Option<EgressFilter>, String> {
@@ -92,7 +92,7 @@ impl NetworkRules {
     }
 }
 
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 impl NetworkRules {
     /// Checks rules that a client sends: without Linux programs nothing outside is reached.
     fn check(&self, _: &Template) -> Result<(), String> {

@@ -317,7 +317,7 @@ impl Routes {
     }
 
     async fn answer_by_path(&self, request: Request<Body>) -> Response {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         if let Some(port) = crate::sandbox::connections::port::of(request.headers()) {
             return crate::sandbox::connections::port::answer(&self.sandboxes, port, request).await;
         }
@@ -331,7 +331,7 @@ impl Routes {
 
 /// The action of a request, for the audit log.
 fn action<B>(request: &Request<B>) -> String {
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     if let Some(port) = crate::sandbox::connections::port::of(request.headers()) {
         return format!("port {port}");
     }
@@ -340,9 +340,9 @@ fn action<B>(request: &Request<B>) -> String {
 
 /// Whether a request is for a program in a sandbox, with any path.
 fn is_for_program<B>(request: &Request<B>) -> bool {
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     return crate::sandbox::connections::port::of(request.headers()).is_some();
-    #[cfg(not(feature = "linux"))]
+    #[cfg(not(linux_guests))]
     {
         let _ = request;
         false

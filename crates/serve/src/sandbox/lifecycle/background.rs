@@ -49,7 +49,7 @@ impl Sandboxes {
     }
 
     /// Bytes for a sandbox have arrived, or room for its output.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn wake(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         if sandbox.commands.wake() {
             tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));

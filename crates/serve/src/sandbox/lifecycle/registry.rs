@@ -83,7 +83,7 @@ pub(crate) struct Sandboxes {
     /// Snapshots that are fetched and opened.
     pub(crate) pulls: TenantQueue,
     /// Reads of the files of running programs.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) views: TenantQueue,
     /// Searches of clients with signed URLs that name no sandbox.
     pub(crate) token_search: TokenSearch,
@@ -98,7 +98,7 @@ const MAX_PAUSES: usize = 16;
 const MAX_PULLS: usize = 16;
 /// Maximum reads of the files of running programs at the same time. Each has a thread, and waits
 /// for its program.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const MAX_VIEWS: usize = 16;
 
 /// Maximum lists that are read from the ledger of a fleet at the same time. Each takes up to 64 KiB
@@ -230,7 +230,7 @@ impl Sandboxes {
             idle_saves: TenantQueue::new("save", MAX_IDLE_SAVES, usize::MAX),
             pauses: TenantQueue::new("save", MAX_PAUSES, usize::MAX),
             pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
-            #[cfg(feature = "linux")]
+            #[cfg(linux_guests)]
             views: TenantQueue::new("read of the files", MAX_VIEWS, waiting),
             token_search: TokenSearch::default(),
             lists: TenantQueue::new("list", MAX_LISTS, waiting),
@@ -420,12 +420,12 @@ impl Sandboxes {
                     let timer = CpuTimer::start();
                     sandbox.commands.with_turn(|turn| turn.settle(true));
                     let call = || tracing::debug_span!("call").in_scope(|| work(session));
-                    #[cfg(feature = "linux")]
+                    #[cfg(linux_guests)]
                     let done = {
                         let log = sandbox.connection_log(this.audit.as_ref());
                         sandbox.network.within(|| log.within(call))
                     };
-                    #[cfg(not(feature = "linux"))]
+                    #[cfg(not(linux_guests))]
                     let done = call();
                     // The tenant chooses how much there is to compare.
                     sandbox.watchers.observe(session);

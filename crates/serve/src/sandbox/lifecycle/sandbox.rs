@@ -24,7 +24,7 @@ use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::agent::output_router::{MAX_ANSWER_BYTES, OutputRouter};
 use crate::sandbox::agent::watchers::Watchers;
 use crate::sandbox::catalog::base_state::BaseState;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
@@ -122,7 +122,7 @@ pub(crate) struct Sandbox {
     /// Directories that clients watch.
     pub(crate) watchers: Watchers,
     /// The log of its connections, once it has run.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     connections: std::sync::OnceLock<afresh::linux::ConnectionLog>,
     /// Whether something in it went on by itself when it was saved.
     pub(crate) goes_on: AtomicBool,
@@ -190,7 +190,7 @@ fn time(milliseconds: u64) -> SystemTime {
 
 impl Sandbox {
     /// The log of its connections to the outside.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn connection_log(
         &self,
         audit: Option<&Arc<crate::audit::AuditLog>>,
@@ -230,7 +230,7 @@ impl Sandbox {
             usage: Usage::default(),
             charge: Charge::default(),
             watchers: Watchers::default(),
-            #[cfg(feature = "linux")]
+            #[cfg(linux_guests)]
             connections: std::sync::OnceLock::new(),
             goes_on: AtomicBool::new(false),
             base: None,
@@ -440,7 +440,7 @@ pub(crate) fn command(
 
 /// Lets background work run for a slice of time. One that is cut short takes the session back to
 /// where its last call ended.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 pub(crate) fn run_slice(
     session: &mut Session,
     mark: &mut UndoPoint,
@@ -469,7 +469,7 @@ pub(crate) fn run_slice(
 }
 
 /// Nothing runs in the background.
-#[cfg(not(feature = "linux"))]
+#[cfg(not(linux_guests))]
 pub(crate) fn run_slice(
     _: &mut Session,
     _: &mut UndoPoint,
@@ -480,9 +480,9 @@ pub(crate) fn run_slice(
 
 /// Time until the next event in a session, if one is due.
 pub(crate) fn next_event(session: &Session) -> Option<Duration> {
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     return session.due();
-    #[cfg(not(feature = "linux"))]
+    #[cfg(not(linux_guests))]
     {
         let _ = session;
         None

@@ -9,7 +9,7 @@ use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::http::session_error::refused;
 
 /// Age of connection data that a rollback may undo.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const DELIVERY_TIME: Duration = Duration::from_secs(1);
 
 /// Why a sandbox has a turn.
@@ -18,7 +18,7 @@ pub(crate) enum Operation {
     /// It is called.
     Call,
     /// A client connects to a program in it.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     Connection,
     /// It does background work, if it is live.
     Slice,
@@ -40,7 +40,7 @@ impl UndoPoint {
     pub(crate) fn followed_by(&mut self, turn: Operation) {
         self.after &= match turn {
             Operation::Call => false,
-            #[cfg(feature = "linux")]
+            #[cfg(linux_guests)]
             Operation::Connection => self.put.is_some_and(|put| put.elapsed() < DELIVERY_TIME),
             Operation::Slice => true,
         };
@@ -58,13 +58,13 @@ impl UndoPoint {
     }
 
     /// Whether the last call ended there, and nothing followed that is not to be undone.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn is_after_call(&self) -> bool {
         self.after && self.is_set()
     }
 
     /// Whether it holds a state.
-    #[cfg(any(test, feature = "linux"))]
+    #[cfg(any(test, linux_guests))]
     pub(crate) fn is_set(&self) -> bool {
         self.mark.is_some()
     }

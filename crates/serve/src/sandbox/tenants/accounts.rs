@@ -233,7 +233,7 @@ impl Account {
 }
 
 /// A connection to a program in a sandbox, until it is dropped.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard(Vec<Arc<Account>>);
 
@@ -243,7 +243,7 @@ impl std::fmt::Debug for Account {
     }
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         for account in &self.0 {
@@ -416,7 +416,7 @@ impl Accounts {
     }
 
     /// A connection of a tenant to a program in one of its sandboxes.
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     pub(crate) fn connect(&self, tenant: &Arc<str>) -> Result<ConnectionGuard, ErrorResponse> {
         let budgets = self.budgets();
         let limit = budgets.of(tenant).connections;
@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(labelled, MAX_LABELLED_TENANTS);
     }
 
-    #[cfg(feature = "linux")]
+    #[cfg(linux_guests)]
     #[test]
     fn connections_are_bounded_and_a_closed_one_makes_room() {
         let dir = tempfile::tempdir().unwrap();

@@ -5,28 +5,28 @@
 //! left, it has a place among those of all tenants, and its CPU time counts.
 
 use std::sync::Arc;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use std::sync::atomic::Ordering;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use std::time::Duration;
 
 use afresh::files::Tree;
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use crate::cpu_time::CpuTimer;
 use crate::error_response::ErrorResponse;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::Sandbox;
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 use crate::sandbox::lifecycle::tasks::blocking;
 
 /// How long a read of files waits for a view of those of a running program, before it waits for the
 /// program.
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 const VIEW_PATIENCE: Duration = Duration::from_millis(500);
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 impl Sandboxes {
     /// Reads the files of a Linux program that is called now, as they are during the call. Gives
     /// `read` back if no program shows its files.
@@ -74,7 +74,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         read: impl FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
     ) -> Result<R, ErrorResponse> {
-        #[cfg(feature = "linux")]
+        #[cfg(linux_guests)]
         let read = match self.read_running(sandbox, read).await? {
             Ok(done) => return Ok(done),
             Err(read) => read,
