@@ -1,4 +1,4 @@
-//! `cargo xtask aarch64`: the engine's tests on arm64 Linux.
+//! `cargo xtask aarch64`: the tests of the engine and of the command on arm64 Linux.
 //!
 //! The tests are cross-compiled, and run in an emulated machine (`qemu-system-aarch64`) with
 //! Debian's kernel: emulation of a single program has no userfaultfd. The compiler, the emulator
@@ -8,6 +8,8 @@
 mod archive;
 mod machine;
 mod packages;
+mod test_run;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,15 +20,18 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::command::{cargo, describe, find, run};
-use crate::host;
+use crate::{guests, host};
 use crate::tally::Tally;
-use machine::{Machine, Program};
+use machine::Machine;
+use test_run::{TestProgram, TestRun};
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+pub(crate) use trial::try_archive;
+
+pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm
-/// guests take minutes to compile: `--package wasm`.
-const PACKAGES: [(&str, bool); 8] = [
+/// guests take minutes to compile and longer to run: `--package wasm`.
+const PACKAGES: [(&str, bool); 9] = [
     ("sys", true),
     ("frames", true),
     ("pool", true),
@@ -35,6 +40,7 @@ const PACKAGES: [(&str, bool); 8] = [
     ("snapshot", false),
     ("store", false),
     ("pager", false),
+    ("cli", false),
 ];
 
 const USAGE: &str =
@@ -115,11 +121,11 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         return check().map(|()| ExitCode::SUCCESS);
     }
     let start = Instant::now();
-    let programs = programs(&options)?;
-    println!("{} test programs: {:.0} s", programs.len(), start.elapsed().as_secs_f64());
+    let tests = tests(&options)?;
+    println!("{} test programs: {:.0} s", tests.programs.len(), start.elapsed().as_secs_f64());
     let mut tally = Tally::default();
     let start = Instant::now();
-    let result = Machine::new(&options, programs)?.run(&mut tally);
+    let result = tests.run(Machine::new(options.pages)?, &mut tally);
     println!("\nthe machine ran for {:.0} s", start.elapsed().as_secs_f64());
     for line in &tally.skips {
         println!("{line}");
@@ -140,7 +146,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
 }
 
 /// Installs what cross-compiling needs.
-fn compiler() -> Result<()> {
+pub(crate) fn compiler() -> Result<()> {
     host::rust_target(TARGET)?;
     if find("aarch64-linux-gnu-gcc").is_none() || !Path::new(LIBRARIES).join("libc.so.6").is_file()
     {
@@ -157,14 +163,20 @@ fn folder() -> PathBuf {
     host::target_folder().join("aarch64")
 }
 
-/// Cargo for arm64, with a separate target folder.
+/// Variables that make cargo link programs for arm64 with Debian's cross compiler.
+pub(crate) const LINKER: (&str, &str) =
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
+
+/// Cargo for arm64, with a separate target folder. Crates of others without own settings, which
+/// are most of the command, are not optimised: compiling takes longer than these tests.
 fn cross(command: &str) -> Command {
     let mut cargo = cargo();
     cargo
         .current_dir(host::repository())
         .args([command, "--locked", "--target", TARGET])
+        .args(["--config", "profile.dev.package.\"*\".opt-level=0"])
         .env("CARGO_TARGET_DIR", folder())
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+        .env(LINKER.0, LINKER.1)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     cargo
@@ -179,11 +191,11 @@ fn check() -> Result<()> {
     run(&mut engine)
 }
 
-/// Compiles the test programs. Models of interleavings are the same on every processor, and left
-/// out.
-fn programs(options: &Options) -> Result<Vec<Program>> {
+/// Compiles the test programs and the commands that they run. Models of interleavings are the same
+/// on every processor, and left out.
+fn tests(options: &Options) -> Result<TestRun> {
     let mut command = cross("test");
-    command.args(["--no-run", "--all-features", "--lib", "--tests"]);
+    command.args(["--no-run", "--all-features", "--tests"]);
     command.arg("--message-format=json-render-diagnostics");
     for name in options.packages() {
         command.args(["--package", &format!("afresh-{name}")]);
@@ -195,7 +207,8 @@ fn programs(options: &Options) -> Result<Vec<Program>> {
         bail!("`{}` failed: {}", describe(&command), built.status);
     }
     let text = String::from_utf8(built.stdout).context("cargo's messages are UTF-8")?;
-    let mut programs: Vec<Program> = text.lines().filter_map(program).collect();
+    let messages = || text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let mut programs: Vec<TestProgram> = messages().filter_map(|it| program(&it)).collect();
     let order: BTreeMap<_, _> =
         options.packages().into_iter().enumerate().map(|(at, name)| (name, at)).collect();
     programs.retain(|program| !program.test.ends_with("_model"));
@@ -205,24 +218,33 @@ fn programs(options: &Options) -> Result<Vec<Program>> {
     programs.sort_by_key(|program| {
         (order.get(program.package.as_str()).copied(), program.test.clone())
     });
-    Ok(programs)
+    let commands: Vec<PathBuf> = messages().filter_map(|it| executable(&it, false)).collect();
+    let mut files = Vec::new();
+    if !commands.is_empty() {
+        let guest = guests::named("js")?;
+        guests::build(guest)?;
+        files.push(guests::path(guest));
+    }
+    Ok(TestRun { programs, commands, files, filters: options.filters.clone() })
 }
 
 /// The test program that a message of cargo is about.
-fn program(line: &str) -> Option<Program> {
-    let message: Value = serde_json::from_str(line).ok()?;
-    let file = message["executable"].as_str()?;
-    if message["profile"]["test"] != true {
-        return None;
-    }
+fn program(message: &Value) -> Option<TestProgram> {
+    let file = executable(message, true)?;
     let manifest = Path::new(message["manifest_path"].as_str()?);
     let folder = manifest.parent()?;
-    Some(Program {
+    Some(TestProgram {
         package: folder.file_name()?.to_str()?.to_owned(),
         test: message["target"]["name"].as_str()?.to_owned(),
         folder: folder.to_owned(),
-        file: file.into(),
+        file,
     })
+}
+
+/// The executable that a message of cargo is about, if it is a test program or another one.
+fn executable(message: &Value, of_tests: bool) -> Option<PathBuf> {
+    let is_test = message["profile"]["test"].as_bool()?;
+    (is_test == of_tests).then(|| message["executable"].as_str().map(PathBuf::from))?
 }
 
 #[cfg(test)]
@@ -233,12 +255,15 @@ mod tests {
     fn a_message_about_a_test_program_names_it_and_others_do_not() {
         let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/crates/sys/Cargo.toml",
             "target":{"name":"kernel"},"profile":{"test":true},"executable":"/a/target/kernel-1"}"#;
-        let found = program(line).expect("it is one");
+        let message = |line: &str| serde_json::from_str(line).expect("it is JSON");
+        let found = program(&message(line)).expect("it is one");
         assert_eq!((found.package.as_str(), found.test.as_str()), ("sys", "kernel"));
         assert_eq!(found.folder, Path::new("/a/crates/sys"));
-        assert!(program(&line.replace("true", "false")).is_none());
-        assert!(program(&line.replace("\"/a/target/kernel-1\"", "null")).is_none());
-        assert!(program("text").is_none());
+        let other = message(&line.replace("true", "false"));
+        assert!(program(&other).is_none());
+        assert_eq!(executable(&other, false), Some("/a/target/kernel-1".into()));
+        assert!(program(&message(&line.replace("\"/a/target/kernel-1\"", "null"))).is_none());
+        assert!(program(&message("{}")).is_none());
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! each C library. The npm package and the C library are for glibc. Each package has the licences
 //! of everything that is linked into it, and those of the command have a list (CycloneDX) of it.
 //! With `--try` each is installed in a clean Debian root without Rust or a compiler, and used
-//! there.
+//! there. With `--target` the archive and the Debian package are for arm64, and the archive is
+//! tried in an emulated machine.
 
 mod archive;
 mod bill;
@@ -33,6 +34,7 @@ pub(crate) use precompiled::{add_to as add_precompiled, into_wheel as precompile
 
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 const MUSL: &str = "x86_64-unknown-linux-musl";
+const ARM64: &str = crate::aarch64::TARGET;
 
 /// The program or library in a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +49,7 @@ enum Content {
 }
 
 /// The kinds of packages.
-const KINDS: [(&str, Content); 9] = [
+const KINDS: &[(&str, Content)] = &[
     ("archive", Content::Command(GLIBC)),
     ("deb", Content::Command(GLIBC)),
     ("rpm", Content::Command(GLIBC)),
@@ -59,8 +61,12 @@ const KINDS: [(&str, Content); 9] = [
     ("c-library", Content::CLibrary),
 ];
 
-const USAGE: &str =
-    "usage: cargo xtask release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]";
+/// The kinds for arm64.
+const ARM64_KINDS: &[(&str, Content)] =
+    &[("archive", Content::Command(ARM64)), ("deb", Content::Command(ARM64))];
+
+const USAGE: &str = "usage: cargo xtask release [--profile PROFILE | --command FILE] [--target TARGET] \
+     [--only KIND,…] [--try]";
 
 /// What to build.
 struct Options {
@@ -74,23 +80,31 @@ struct Options {
 impl Options {
     fn parse(arguments: &[String]) -> Result<Self> {
         let mut options =
-            Self { profile: "dist".to_owned(), command: None, kinds: KINDS.to_vec(), tries: false };
+            Self { profile: "dist".to_owned(), command: None, kinds: Vec::new(), tries: false };
+        let mut kinds = KINDS;
+        let mut only: Option<Vec<&str>> = None;
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--try" => options.tries = true,
                 "--command" => options.command = Some(arguments.next().context(USAGE)?.into()),
                 "--profile" => options.profile = arguments.next().context(USAGE)?.clone(),
-                "--only" => {
-                    let wanted: Vec<&str> = arguments.next().context(USAGE)?.split(',').collect();
-                    options.kinds.retain(|(kind, _)| wanted.contains(kind));
-                    let known = KINDS.map(|(kind, _)| kind);
-                    if let Some(unknown) = wanted.iter().find(|kind| !known.contains(kind)) {
-                        bail!("there is no package {unknown}; the kinds are {}", known.join(", "));
+                "--target" => {
+                    kinds = match arguments.next().context(USAGE)?.as_str() {
+                        ARM64 => ARM64_KINDS,
+                        GLIBC => KINDS,
+                        other => bail!("no packages for {other:?}; there are some for {GLIBC} and {ARM64}"),
                     }
                 }
+                "--only" => only = Some(arguments.next().context(USAGE)?.split(',').collect()),
                 other => bail!("unknown argument {other:?}; {USAGE}"),
             }
+        }
+        let chosen = |kind: &str| only.as_ref().is_none_or(|only| only.contains(&kind));
+        options.kinds.extend(kinds.iter().filter(|(kind, _)| chosen(kind)));
+        let known: Vec<&str> = kinds.iter().map(|(kind, _)| *kind).collect();
+        if let Some(unknown) = only.iter().flatten().find(|kind| !known.contains(kind)) {
+            bail!("there is no package {unknown}; the kinds are {}", known.join(", "));
         }
         let has = |kind| options.kinds.iter().any(|(known, _)| *known == kind);
         ensure!(
@@ -119,7 +133,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     std::fs::create_dir_all(&folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
     let mut packages = Vec::new();
-    for target in [GLIBC, MUSL] {
+    for target in [GLIBC, MUSL, ARM64] {
         let kinds = options.kinds.iter().filter(|(_, of)| *of == Content::Command(target));
         let kinds: Vec<&'static str> = kinds.map(|(kind, _)| *kind).collect();
         if kinds.is_empty() {
@@ -140,7 +154,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
             };
             packages.push(Package { kind, path });
         }
-        if target == GLIBC || !folder.join(bill::NAME).exists() {
+        if target != MUSL || !folder.join(bill::NAME).exists() {
             std::fs::copy(installed.documents().join(bill::NAME), folder.join(bill::NAME))?;
         }
         std::fs::remove_dir_all(&scratch)
@@ -156,7 +170,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         packages.push(Package { kind, path });
     }
     write_checksums(&folder)?;
-    let tried = if options.tries { trial::all(&packages)? } else { Vec::new() };
+    let is_arm64 = options.kinds.iter().any(|(_, of)| *of == Content::Command(ARM64));
+    let tried = match (options.tries, is_arm64) {
+        (true, false) => trial::all(&packages)?,
+        (true, true) => trial::all_of_arm64(&packages)?,
+        (false, _) => Vec::new(),
+    };
     println!("| package | MiB | tried by |\n|---|---|---|");
     for (index, Package { path, .. }) in packages.iter().enumerate() {
         let mib = size(path)? as f64 / f64::from(1 << 20);
@@ -184,8 +203,13 @@ fn npm(profile: &str, to: &Path) -> Result<PathBuf> {
 
 /// Compiles one program or library for a target, with further `arguments` of rustc for it alone.
 fn compile(what: &[&str], arguments: &[&str], target: &str, profile: &str) -> Result<()> {
+    if target == ARM64 {
+        crate::aarch64::compiler()?;
+    }
     host::rust_target(target)?;
     let mut build = cargo();
+    let (variable, linker_of_arm64) = crate::aarch64::LINKER;
+    build.env(variable, linker_of_arm64);
     build.current_dir(host::repository()).args(["rustc", "--locked"]).args(what);
     build.args(["--target", target, "--profile", profile, "--"]).args(arguments);
     build.args(linker(target)?);
@@ -295,6 +319,10 @@ mod tests {
         assert!(parse(&["--only", "msi"]).err().unwrap().to_string().contains("deb"));
         assert!(parse(&["--only", "musl-wheel"]).err().unwrap().to_string().contains("wheel,musl"));
         assert!(parse(&["--only", "musl-wheel,wheel"]).is_ok());
+        let arm64 = parse(&["--only", "archive", "--target", ARM64]).unwrap();
+        assert_eq!(arm64.kinds, [("archive", Content::Command(ARM64))]);
+        assert!(parse(&["--only", "npm", "--target", ARM64]).is_err());
+        assert!(parse(&["--target", "riscv64gc-unknown-linux-gnu"]).is_err());
         assert!(parse(&["--olny"]).is_err() && parse(&["--profile"]).is_err());
     }
 }

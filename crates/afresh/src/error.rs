@@ -68,6 +68,14 @@ pub enum OpenError {
         /// The feature of this crate.
         feature: &'static str,
     },
+    /// This processor runs no such guests.
+    #[error("{what}: afresh runs {guests} on x86_64 only, and this is {}", std::env::consts::ARCH)]
+    Processor {
+        /// The reference.
+        what: String,
+        /// The kind of guests.
+        guests: &'static str,
+    },
     /// An option that this guest cannot have.
     #[error("{reference}: {why}")]
     Option {

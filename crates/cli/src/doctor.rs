@@ -28,7 +28,7 @@ fn micro_vm() -> Result<(String, String), String> {
 
 #[cfg(not(vm_guests))]
 fn micro_vm() -> Result<(String, String), String> {
-    Err("this build of afresh lacks the feature `vm`".to_owned())
+    Err(afresh::Kind::Machine.missing_reason().unwrap_or_default())
 }
 
 /// The isolation layers of Linux programs: name, and the reason if it is missing.
@@ -40,7 +40,7 @@ fn linux_isolation() -> Result<Vec<(&'static str, Option<String>)>, String> {
 
 #[cfg(not(linux_guests))]
 fn linux_isolation() -> Result<Vec<(&'static str, Option<String>)>, String> {
-    Err("this build of afresh lacks the feature `linux`".to_owned())
+    Err(afresh::Kind::Program.missing_reason().unwrap_or_default())
 }
 
 /// Bytes of address space that each Wasm memory reserves. 0 without the feature `wasm`.

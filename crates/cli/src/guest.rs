@@ -28,8 +28,7 @@ pub(crate) struct OpenArguments {
     ///
     /// A call writes to its standard input and ends when the program waits for more. The warm state
     /// is the first such wait.
-    #[cfg(linux_guests)]
-    #[arg(long)]
+    #[arg(long, hide = cfg!(not(linux_guests)))]
     linux: bool,
     /// Call an exported function to warm the guest, with arguments after a colon: `warm:100,2`.
     ///
@@ -171,6 +170,9 @@ impl OpenArguments {
         settings: &Settings,
         command: Command<'_>,
     ) -> anyhow::Result<Options> {
+        if self.linux && let Some(reason) = afresh::Kind::Program.missing_reason() {
+            anyhow::bail!("--linux: {reason}");
+        }
         let mut options = settings.open.clone();
         if let Some(cache) = &self.cache {
             options = options.cache(cache);
@@ -252,10 +254,7 @@ impl OpenArguments {
 
     /// Whether --linux is given.
     fn is_program(&self) -> bool {
-        #[cfg(linux_guests)]
-        return self.linux;
-        #[cfg(not(linux_guests))]
-        false
+        self.linux
     }
 
     /// Opens a guest or snapshot. A guest is warmed.

@@ -12,6 +12,9 @@
 mod doctor;
 #[cfg(linux_guests)]
 mod exec;
+#[cfg(not(linux_guests))]
+#[path = "exec_absent.rs"]
+mod exec;
 #[cfg(feature = "fleet")]
 mod fleet;
 mod guest;
@@ -80,7 +83,7 @@ enum Command {
     /// Warm a guest, or load a snapshot, and call it.
     Run(run::Arguments),
     /// Run a Linux program once, with the streams, terminal and signals of this command.
-    #[cfg(linux_guests)]
+    #[command(hide = cfg!(not(linux_guests)))]
     Exec(exec::Arguments),
     /// Answer requests over HTTP, or lines of standard input, each from the warm state.
     Serve(Box<serve::Arguments>),
@@ -183,7 +186,6 @@ fn main() -> ExitCode {
 fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
-        #[cfg(linux_guests)]
         Command::Exec(arguments) => exec::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
         #[cfg(feature = "mcp")]

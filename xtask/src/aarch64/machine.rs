@@ -1,4 +1,4 @@
-//! The emulated machine: its root, its boot, and the output of the tests in it.
+//! The emulated machine: its root and its boot.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -7,28 +7,29 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::archive::Archive;
 use super::packages::Files;
-use super::{LIBRARIES, Options, folder};
+use super::{LIBRARIES, Pages, folder};
 use crate::command::{find, run, run_watched};
 use crate::host;
-use crate::tally::Tally;
 
-/// Without output for this time the machine is ended. The longest test takes a minute in the
-/// emulator.
-const OUTPUT_TIMEOUT: Duration = Duration::from_secs(8 * 60);
+/// Without output for this time the machine is ended. The longest test takes some minutes in the
+/// emulator of a loaded host.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Libraries that test programs load.
+/// Libraries that test programs and the command load.
 const LOADED: [&str; 4] = ["ld-linux-aarch64.so.1", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
-/// Commands of busybox that [`INIT`] uses.
-const COMMANDS: [&str; 8] = ["sh", "mount", "mkdir", "ip", "timeout", "poweroff", "cat", "sleep"];
+/// The commands of busybox in the machine.
+const COMMANDS: [&str; 15] = [
+    "cat", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sh", "sleep",
+    "tar", "timeout", "wget",
+];
 
-/// The machine's first program: runs each test program in the folder of its package, and switches
-/// the machine off.
-const INIT: &str = r#"#!/bin/sh
+/// The begin of the machine's first program.
+const INIT: &str = r"#!/bin/sh
 mount -t proc none /proc
 mount -t sysfs none /sys
 mount -t devtmpfs none /dev
@@ -36,166 +37,95 @@ mkdir -p /dev/shm /tmp
 mount -t tmpfs none /dev/shm
 mount -t tmpfs none /tmp
 ip link set lo up
-export HOME=/tmp TMPDIR=/tmp RUST_TEST_THREADS=2 PROPTEST_CASES=8
-while read -r name folder; do
-    echo "== $name"
-    cd "$folder"
-    timeout 900 "/tests/$name" --show-output $(cat /tests/arguments) </dev/null 2>&1
-    echo "== $name ended with $?"
-done < /tests/list
-echo "== all ended"
-poweroff -f
-"#;
+export HOME=/tmp TMPDIR=/tmp PATH=/bin
+";
 
-/// Tests that take many minutes in the emulator: those that plant bugs and look whether other tests
-/// catch them, and one with a hundred thousand faults. They run on x86-64.
-const SLOW: [&str; 3] = ["planted", "are_caught", "hundreds_of_scattered_writers"];
-
-/// A test program.
-#[derive(Clone, Debug)]
-pub(super) struct Program {
-    /// The folder's name of its package.
-    pub(super) package: String,
-    pub(super) test: String,
-    /// The package's folder, which tests read files of.
-    pub(super) folder: PathBuf,
-    pub(super) file: PathBuf,
-}
-
-impl Program {
-    fn name(&self) -> String {
-        format!("{}-{}", self.package, self.test)
-    }
-}
-
+/// A machine that did not boot yet.
 pub(super) struct Machine {
-    files: Files,
-    root: PathBuf,
-    programs: Vec<Program>,
-    filters: Vec<String>,
+    kernel: PathBuf,
+    path: PathBuf,
+    root: Archive<BufWriter<File>>,
+    /// The folders in the root.
+    folders: BTreeSet<PathBuf>,
 }
 
 impl Machine {
-    /// Makes its root.
-    pub(super) fn new(options: &Options, programs: Vec<Program>) -> Result<Self> {
+    /// A machine with a shell and the C library.
+    pub(super) fn new(pages: Pages) -> Result<Self> {
         if find("qemu-system-aarch64").is_none() {
             host::apt_install(&["qemu-system-arm"])?;
         }
-        let files = Files::find_or_download(options.pages)?;
-        let this = Self {
-            files,
-            root: folder().join("root.cpio"),
-            programs,
-            filters: options.filters.clone(),
-        };
-        this.write_root().with_context(|| this.root.display().to_string())?;
-        Ok(this)
-    }
-
-    fn write_root(&self) -> Result<()> {
-        let mut root = Archive::new(BufWriter::new(File::create(&self.root)?));
-        for path in ["bin", "dev", "lib", "proc", "sys", "tests", "tmp"] {
-            root.folder(path)?;
+        let files = Files::find_or_download(pages)?;
+        let path = folder().join("root.cpio");
+        let file = File::create(&path).with_context(|| path.display().to_string())?;
+        let root = Archive::new(BufWriter::new(file));
+        let mut this = Self { kernel: files.kernel, path, root, folders: BTreeSet::new() };
+        for path in ["/dev", "/proc", "/sys", "/tmp"] {
+            this.add_folder(Path::new(path))?;
         }
-        root.program("bin/busybox", &fs::read(&self.files.busybox)?)?;
+        this.add_file(&files.busybox, Path::new("/bin/busybox"))?;
         for command in COMMANDS {
-            root.link(&format!("bin/{command}"), "busybox")?;
+            this.root.link(&format!("bin/{command}"), "busybox")?;
         }
         for library in LOADED {
             let path = Path::new(LIBRARIES).join(library);
-            let content = fs::read(&path).with_context(|| path.display().to_string())?;
-            root.program(&format!("lib/{library}"), &content)?;
+            this.add_file(&path, &Path::new("/lib").join(library))?;
         }
-        root.program("init", INIT.as_bytes())?;
-        let mut list = String::new();
-        let (mut folders, mut data) = (BTreeSet::new(), Vec::new());
-        let stripped = folder().join("stripped");
-        for program in &self.programs {
-            let name = program.name();
-            // Debug information would be most of the archive.
-            run(Command::new("aarch64-linux-gnu-strip")
-                .arg("-o")
-                .args([&stripped, &program.file]))?;
-            root.program(&format!("tests/{name}"), &fs::read(&stripped)?)?;
-            list.push_str(&format!("{name} {}\n", program.folder.display()));
-            if folders.insert(program.folder.clone()) {
-                for path in program.folder.ancestors().skip(1) {
-                    folders.insert(path.to_owned());
-                }
-                collect(&program.folder.join("tests"), &mut folders, &mut data)?;
-            }
-        }
-        // Sorted: each folder before the ones in it.
-        for path in folders.iter().filter(|path| path.parent().is_some()) {
-            root.folder(inside(path))?;
-        }
-        for path in &data {
-            root.program(inside(path), &fs::read(path)?)?;
-        }
-        root.program("tests/list", list.as_bytes())?;
-        let skipped = SLOW.iter().flat_map(|name| ["--skip", *name]);
-        let arguments: Vec<_> = skipped.chain(self.filters.iter().map(String::as_str)).collect();
-        root.program("tests/arguments", arguments.join(" ").as_bytes())?;
-        Ok(root.finish()?)
+        Ok(this)
     }
 
-    /// Boots it, and counts the results of the tests.
-    pub(super) fn run(&self, tally: &mut Tally) -> Result<()> {
+    /// Adds an empty folder, and those above it.
+    pub(super) fn add_folder(&mut self, path: &Path) -> Result<()> {
+        let above: Vec<_> = path.ancestors().filter(|path| path.parent().is_some()).collect();
+        for path in above.into_iter().rev() {
+            if self.folders.insert(path.to_owned()) {
+                self.root.folder(inside(path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a file with this content.
+    pub(super) fn add(&mut self, path: &Path, content: &[u8]) -> Result<()> {
+        self.add_folder(path.parent().context("a file is in a folder")?)?;
+        self.root.program(inside(path), content).with_context(|| path.display().to_string())
+    }
+
+    /// Adds a file of the host.
+    pub(super) fn add_file(&mut self, from: &Path, path: &Path) -> Result<()> {
+        let content = fs::read(from).with_context(|| from.display().to_string())?;
+        self.add(path, &content)
+    }
+
+    /// Adds a program without its debug information, which would be most of the root.
+    pub(super) fn add_program(&mut self, from: &Path, path: &Path) -> Result<()> {
+        let stripped = folder().join("stripped");
+        run(Command::new("aarch64-linux-gnu-strip").arg("-o").args([&stripped, from]))?;
+        self.add_file(&stripped, path)
+    }
+
+    /// Boots it, runs the `script` in a shell, and passes each line of its output to `look`, which
+    /// returns whether the line is shown.
+    pub(super) fn boot(mut self, script: &str, look: impl FnMut(&str) -> bool) -> Result<()> {
+        self.add(Path::new("/init"), format!("{INIT}{script}\npoweroff -f\n").as_bytes())?;
+        self.root.finish().with_context(|| self.path.display().to_string())?;
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
         // As a child of another program, which the time limit without output ends.
         let mut qemu = Command::new("timeout");
-        qemu.args(["7200", "qemu-system-aarch64"]);
+        qemu.args(["10800", "qemu-system-aarch64"]);
         qemu.args(["-machine", "virt", "-cpu", "neoverse-n1", "-m", "3G", "-accel", "tcg"])
             .args(["-smp", &processors.to_string()])
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
             .args(["-serial", "stdio", "-append", "console=ttyAMA0 quiet panic=-1"])
             .arg("-kernel")
-            .arg(&self.files.kernel)
+            .arg(&self.kernel)
             .arg("-initrd")
-            .arg(&self.root);
-        let (mut ended, mut all, mut bad) = (0, false, Vec::new());
-        let result = run_watched(&mut qemu, OUTPUT_TIMEOUT, |line| {
-            all |= line == "== all ended";
-            if let Some((name, status)) =
-                line.strip_prefix("== ").and_then(|rest| rest.split_once(" ended with "))
-            {
-                ended += 1;
-                // 101 is a failed test, which its result line counts.
-                if !["0", "101"].contains(&status) {
-                    bad.push(format!("{name} ended with status {status}"));
-                }
-            }
-            tally.read(line)
-        });
-        result?;
-        if !bad.is_empty() {
-            bail!("{}", bad.join("; "));
-        }
-        if !all || ended != self.programs.len() {
-            bail!("the machine ended after {ended} of {} programs", self.programs.len());
-        }
-        Ok(())
+            .arg(&self.path);
+        run_watched(&mut qemu, OUTPUT_TIMEOUT, look)
     }
 }
 
-/// A path in the root of the machine, which has the host's files at their places.
+/// A path in the root.
 fn inside(path: &Path) -> &str {
     path.to_str().unwrap_or_default().trim_start_matches('/')
-}
-
-/// The data that tests read: the files of `folder` that are not sources, and their folders.
-fn collect(folder: &Path, folders: &mut BTreeSet<PathBuf>, data: &mut Vec<PathBuf>) -> Result<()> {
-    if !folder.is_dir() {
-        return Ok(());
-    }
-    folders.insert(folder.to_owned());
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, folders, data)?;
-        } else if path.extension().is_none_or(|extension| extension != "rs") {
-            data.push(path);
-        }
-    }
-    Ok(())
 }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::installation::{Installation, copy, create, write};
-use super::{size, time};
+use super::installation::{Installation, binutil, copy, create, write};
+use super::{ARM64, size, time};
 use crate::command::{find, run};
 use crate::host;
 
@@ -20,20 +20,21 @@ pub(super) fn build(installed: &Installation, to: &Path) -> Result<PathBuf> {
     let root = to.join("deb");
     run(Command::new("cp").arg("-a").arg(installed.root()).arg(&root))?;
     create(&root.join("DEBIAN"))?;
+    let architecture = if installed.target == ARM64 { "arm64" } else { "amd64" };
     let kib = size(&root)? >> 10;
     let control = format!(
-        "Package: afresh\nVersion: {version}\nArchitecture: amd64\nSection: utils\nPriority: optional\n\
+        "Package: afresh\nVersion: {version}\nArchitecture: {architecture}\nSection: utils\nPriority: optional\n\
          Installed-Size: {kib}\nDepends: libc6 (>= {}), libgcc-s1\nRecommends: ca-certificates\n\
          Maintainer: the authors of afresh\n\
          Description: start every run from the same memory\n \
          Warm a guest once and snapshot it. Then serve each request from a pristine copy, fork it,\n \
          roll it back, save it and restore it lazily.\n",
-        required_glibc(&installed.command())?
+        required_glibc(&installed.command(), installed.target)?
     );
     write(&root.join("DEBIAN/control"), control.as_bytes())?;
     let documents = root.join("usr/share/doc/afresh");
     copy(&documents.join("LICENSE-MIT"), &documents.join("copyright"))?;
-    let package = to.join(format!("afresh_{version}_amd64.deb"));
+    let package = to.join(format!("afresh_{version}_{architecture}.deb"));
     let mut dpkg = Command::new("dpkg-deb");
     dpkg.env("SOURCE_DATE_EPOCH", time()?).args(["--root-owner-group", "-Zxz", "--build"]);
     run(dpkg.arg(&root).arg(&package))?;
@@ -42,8 +43,9 @@ pub(super) fn build(installed: &Installation, to: &Path) -> Result<PathBuf> {
 }
 
 /// The newest version of glibc whose symbols the command needs.
-pub(super) fn required_glibc(command: &Path) -> Result<String> {
-    let symbols = crate::command::output(Command::new("objdump").arg("-T").arg(command))?;
+pub(super) fn required_glibc(command: &Path, target: &str) -> Result<String> {
+    let mut table = Command::new(binutil("objdump", target));
+    let symbols = crate::command::output(table.arg("-T").arg(command))?;
     Ok(newest_version(&symbols).unwrap_or_else(|| "2.28".to_owned()))
 }
 

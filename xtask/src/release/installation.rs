@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::bill;
-use crate::command::run;
+use super::{ARM64, bill};
+use crate::command::{find, run};
 use crate::host;
 
 /// Folder of the documents, from the root.
@@ -22,22 +22,23 @@ const COMPLETIONS: [(&str, &str); 3] = [
 /// A tree of installed files.
 pub(super) struct Installation {
     root: PathBuf,
+    pub(super) target: &'static str,
 }
 
 impl Installation {
     /// Puts the command, its manual pages and completions, the licences and the list of components
     /// into `root`.
-    pub(super) fn assemble(root: &Path, command: &Path, target: &str) -> Result<Self> {
-        let this = Self { root: root.to_owned() };
+    pub(super) fn assemble(root: &Path, command: &Path, target: &'static str) -> Result<Self> {
+        let this = Self { root: root.to_owned(), target };
         for folder in ["usr/bin", "usr/share/man/man1", DOCUMENTS] {
             create(&root.join(folder))?;
         }
         copy(command, &this.command())?;
         // Profiles other than `dist` leave symbols.
-        run(Command::new("strip").arg(this.command()))?;
-        run(Command::new(command).arg("man").arg(this.manual()))?;
+        run(Command::new(binutil("strip", target)).arg(this.command()))?;
+        run(started(command, target)?.arg("man").arg(this.manual()))?;
         for (shell, file) in COMPLETIONS {
-            let output = Command::new(command)
+            let output = started(command, target)?
                 .args(["completions", shell])
                 .stdin(Stdio::null())
                 .output()
@@ -78,6 +79,25 @@ impl Installation {
         let root = self.root.clone();
         COMPLETIONS.into_iter().map(move |(shell, file)| (shell, root.join(file)))
     }
+}
+
+/// The tool of binutils for a target.
+pub(super) fn binutil(name: &str, target: &str) -> String {
+    if target == ARM64 { format!("aarch64-linux-gnu-{name}") } else { name.to_owned() }
+}
+
+/// The command on this host, which emulates another processor for it. Emulation of a single program
+/// is enough for its documents.
+fn started(command: &Path, target: &str) -> Result<Command> {
+    if target != ARM64 {
+        return Ok(Command::new(command));
+    }
+    if find("qemu-aarch64").is_none() {
+        host::apt_install(&["qemu-user"])?;
+    }
+    let mut emulator = Command::new("qemu-aarch64");
+    emulator.args(["-L", "/usr/aarch64-linux-gnu"]).arg(command);
+    Ok(emulator)
 }
 
 /// Creates a folder with those above it.

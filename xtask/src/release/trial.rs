@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::Package;
 use super::installation::{copy, write};
 use crate::command::{find, output, run};
-use crate::{guests, host, node};
+use crate::{aarch64, guests, host, node};
 
 const RELEASE: &str = "bookworm";
 
@@ -41,6 +41,15 @@ pub(super) fn all(packages: &[Package]) -> Result<Vec<String>> {
     }
     std::fs::remove_file(&base).context("cannot remove the clean root")?;
     Ok(tried)
+}
+
+/// Tries the packages for arm64; returns what was run with each.
+pub(super) fn all_of_arm64(packages: &[Package]) -> Result<Vec<String>> {
+    let one = |package: &Package| match package.kind {
+        "archive" => aarch64::try_archive(&package.path),
+        _ => Ok("not tried: it has the files of the archive".to_owned()),
+    };
+    packages.iter().map(one).collect()
 }
 
 /// A root with the kernel's file systems, which it gives back in the end.

@@ -7,7 +7,9 @@
 //! that the build lacks have no values (`absent.rs`), so every match has the arms of all kinds.
 
 #[cfg(not(any(feature = "wasm", vm_guests, linux_guests)))]
-compile_error!("the feature `guests` is part of `wasm`, `vm` and `linux`; enable one of these");
+compile_error!(
+    "no kind of guest is enabled: enable the feature `wasm`, or on x86_64 Linux `vm` or `linux`"
+);
 
 #[cfg(not(all(feature = "wasm", vm_guests, linux_guests)))]
 mod absent;
@@ -36,6 +38,7 @@ mod wasm;
 #[path = "backend/wasm_absent.rs"]
 mod wasm;
 
+use std::env::consts::ARCH;
 use std::path::Path;
 
 use afresh_pager::SnapshotMemory;
@@ -86,6 +89,34 @@ impl Kind {
             Self::Module | Self::Component => "wasm",
             Self::Machine => "vm",
             Self::Program => "linux",
+        }
+    }
+
+    /// The reason that this build has no such guests: the processor, or a feature that is not
+    /// enabled. `None` if it has them.
+    #[must_use]
+    pub fn missing_reason(self) -> Option<String> {
+        let (open, guests) = self.support();
+        if open.is_some() {
+            None
+        } else if self.lacks_processor() {
+            Some(format!("afresh runs {guests} on x86_64 only, and this is {ARCH}"))
+        } else {
+            Some(format!("this build of afresh lacks the feature `{}`", self.feature()))
+        }
+    }
+
+    /// Whether no feature brings such guests to this processor.
+    fn lacks_processor(self) -> bool {
+        matches!(self, Self::Machine | Self::Program) && ARCH != "x86_64"
+    }
+
+    /// The opener of such guests, if the build has it, and their name.
+    fn support(self) -> (Option<OpenFile>, &'static str) {
+        match self {
+            Self::Module | Self::Component => (wasm::OPEN, "Wasm guests"),
+            Self::Machine => (machine::OPEN, "micro-VMs"),
+            Self::Program => (program::OPEN, "Linux programs"),
         }
     }
 }
@@ -170,12 +201,8 @@ pub(crate) fn open_file(
     file: &GuestFile<'_>,
     options: &Options,
 ) -> Result<Backend, OpenError> {
-    let open = match kind {
-        Kind::Module | Kind::Component => wasm::OPEN,
-        Kind::Machine => machine::OPEN,
-        Kind::Program => program::OPEN,
-    };
-    let open = open.ok_or_else(|| lacking(file.name, kind.feature()))?;
+    let (open, _) = kind.support();
+    let open = open.ok_or_else(|| lacking(file.name, kind))?;
     open(kind, file, options)
 }
 
@@ -185,16 +212,15 @@ pub(crate) fn thaw(
     snapshot: Snapshot,
     options: &Options,
 ) -> Result<(Backend, SnapshotMemory), OpenError> {
-    // The kinds have the names of their features.
-    let (thaw, feature) = match snapshot.guest().kind.as_str() {
-        wasm::SNAPSHOT_KIND => (wasm::THAW, wasm::SNAPSHOT_KIND),
-        machine::SNAPSHOT_KIND => (machine::THAW, machine::SNAPSHOT_KIND),
-        program::SNAPSHOT_KIND => (program::THAW, program::SNAPSHOT_KIND),
+    let (thaw, kind) = match snapshot.guest().kind.as_str() {
+        wasm::SNAPSHOT_KIND => (wasm::THAW, Kind::Module),
+        machine::SNAPSHOT_KIND => (machine::THAW, Kind::Machine),
+        program::SNAPSHOT_KIND => (program::THAW, Kind::Program),
         other => {
             return Err(OpenError::Kind { reference: name.to_owned(), kind: other.to_owned() });
         }
     };
-    let thaw = thaw.ok_or_else(|| lacking(name, feature))?;
+    let thaw = thaw.ok_or_else(|| lacking(name, kind))?;
     thaw(snapshot, options).map_err(|error| failed(name, error))
 }
 
@@ -224,8 +250,12 @@ impl CallError {
     }
 }
 
-fn lacking(name: &str, feature: &'static str) -> OpenError {
-    OpenError::Feature { what: name.to_owned(), feature }
+fn lacking(name: &str, kind: Kind) -> OpenError {
+    let what = name.to_owned();
+    if kind.lacks_processor() {
+        return OpenError::Processor { what, guests: kind.support().1 };
+    }
+    OpenError::Feature { what, feature: kind.feature() }
 }
 
 fn failed(name: &str, error: impl Into<Cause>) -> OpenError {

@@ -121,10 +121,11 @@ impl Faults<'_> {
                 let at = self.within(span, "guest");
                 self.guest(&at, guest);
             }
-            (None, Some(_)) if cfg!(linux_guests) => {}
             (None, Some(_)) => {
-                let at = self.within(span, "linux");
-                self.add(&at, "this build of afresh runs no Linux programs");
+                if let Some(reason) = afresh::Kind::Program.missing_reason() {
+                    let at = self.within(span, "linux");
+                    self.add(&at, reason);
+                }
             }
             _ => {
                 let message = format!(

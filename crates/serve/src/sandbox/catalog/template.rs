@@ -138,7 +138,7 @@ impl TemplateOptions {
 
     #[cfg(not(linux_guests))]
     fn of_program(_: &SandboxConfig, _: &Template, _: &Language) -> Result<Self, afresh::Cause> {
-        Err("this build runs no Linux programs: the feature `linux` brings them".into())
+        Err(afresh::Kind::Program.missing_reason().unwrap_or_default().into())
     }
 
     /// The guest that the template names, warm and set up.

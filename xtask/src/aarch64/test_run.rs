@@ -1,0 +1,115 @@
+//! A run of test programs in the machine, and its counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use super::machine::Machine;
+use crate::tally::Tally;
+
+/// Runs each test program in the folder of its package.
+const SCRIPT: &str = r#"
+export RUST_TEST_THREADS=2 PROPTEST_CASES=8
+while read -r name folder; do
+    echo "== $name"
+    cd "$folder"
+    timeout 3600 "/tests/$name" --show-output $(cat /tests/arguments) </dev/null 2>&1
+    echo "== $name ended with $?"
+done < /tests/list
+echo "== all ended"
+"#;
+
+/// Tests that take many minutes in the emulator: those that plant bugs and look whether other tests
+/// catch them, and one with a hundred thousand faults. They run on x86-64.
+const SLOW: [&str; 3] = ["planted", "are_caught", "hundreds_of_scattered_writers"];
+
+/// A test program.
+#[derive(Clone, Debug)]
+pub(super) struct TestProgram {
+    /// The folder's name of its package.
+    pub(super) package: String,
+    pub(super) test: String,
+    /// The package's folder, which tests read files of.
+    pub(super) folder: PathBuf,
+    pub(super) file: PathBuf,
+}
+
+/// Test programs and the files that they need.
+#[derive(Debug, Default)]
+pub(super) struct TestRun {
+    pub(super) programs: Vec<TestProgram>,
+    /// Programs that tests run, at the host's paths.
+    pub(super) commands: Vec<PathBuf>,
+    /// Other files, at the host's paths.
+    pub(super) files: Vec<PathBuf>,
+    /// Parts of names: only such tests run.
+    pub(super) filters: Vec<String>,
+}
+
+impl TestRun {
+    /// Runs the tests in `machine`, and counts their results.
+    pub(super) fn run(&self, mut machine: Machine, tally: &mut Tally) -> Result<()> {
+        let mut list = String::new();
+        for program in &self.programs {
+            let name = format!("{}-{}", program.package, program.test);
+            machine.add_program(&program.file, &Path::new("/tests").join(&name))?;
+            list.push_str(&format!("{name} {}\n", program.folder.display()));
+            machine.add_folder(&program.folder)?;
+        }
+        let mut folders: Vec<_> = self.programs.iter().map(|program| &program.folder).collect();
+        folders.dedup();
+        for folder in folders {
+            add_data(&mut machine, &folder.join("tests"))?;
+        }
+        for command in &self.commands {
+            machine.add_program(command, command)?;
+        }
+        for file in &self.files {
+            machine.add_file(file, file)?;
+        }
+        machine.add(Path::new("/tests/list"), list.as_bytes())?;
+        let skipped = SLOW.iter().flat_map(|name| ["--skip", *name]);
+        let arguments: Vec<_> = skipped.chain(self.filters.iter().map(String::as_str)).collect();
+        machine.add(Path::new("/tests/arguments"), arguments.join(" ").as_bytes())?;
+
+        let (mut ended, mut all, mut bad) = (0, false, Vec::new());
+        machine.boot(SCRIPT, |line| {
+            all |= line == "== all ended";
+            if let Some((name, status)) =
+                line.strip_prefix("== ").and_then(|rest| rest.split_once(" ended with "))
+            {
+                ended += 1;
+                // 101 is a failed test, which its result line counts.
+                if !["0", "101"].contains(&status) {
+                    bad.push(format!("{name} ended with status {status}"));
+                }
+            }
+            tally.read(line)
+        })?;
+        if !bad.is_empty() {
+            bail!("{}", bad.join("; "));
+        }
+        if !all || ended != self.programs.len() {
+            bail!("the machine ended after {ended} of {} programs", self.programs.len());
+        }
+        Ok(())
+    }
+}
+
+/// Adds the data that tests read: the files of `folder` that are not sources, and their folders.
+fn add_data(machine: &mut Machine, folder: &Path) -> Result<()> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    machine.add_folder(folder)?;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            add_data(machine, &path)?;
+        } else if path.extension().is_none_or(|extension| extension != "rs") {
+            machine.add_file(&path, &path)?;
+        }
+    }
+    Ok(())
+}
