@@ -69,7 +69,9 @@ impl TestRun {
             machine.add_file(file, file)?;
         }
         machine.add(Path::new("/tests/list"), list.as_bytes())?;
-        let skipped = SLOW.iter().flat_map(|name| ["--skip", *name]);
+        // Filters select slow tests too.
+        let slow = if self.filters.is_empty() { &SLOW[..] } else { &[] };
+        let skipped = slow.iter().flat_map(|name| ["--skip", *name]);
         let arguments: Vec<_> = skipped.chain(self.filters.iter().map(String::as_str)).collect();
         machine.add(Path::new("/tests/arguments"), arguments.join(" ").as_bytes())?;
 
