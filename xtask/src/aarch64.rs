@@ -20,8 +20,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::command::{cargo, describe, find, run};
-use crate::{guests, host};
 use crate::tally::Tally;
+use crate::{guests, host};
 use machine::Machine;
 use test_run::{TestProgram, TestRun};
 

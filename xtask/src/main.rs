@@ -58,8 +58,8 @@ Usage: cargo xtask COMMAND
 
 Commands:
   aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]
-                         Cross-compile the engine's tests and run them on arm64 Linux, in an emulated machine with
-                         Debian's kernel. --short runs those of the lowest layers, --package those of crates/NAME;
+                         Cross-compile the tests of the engine and of the command and run them on arm64 Linux, in an
+                         emulated machine with Debian's kernel. --short runs those of the lowest layers, --package those of crates/NAME;
                          --check compiles only. --pages 16k boots a kernel that afresh refuses. A FILTER is a part of
                          the names of the tests that run.
   book                   Check the pages and links of the documentation, and build the book with mdbook into
@@ -120,11 +120,13 @@ Commands:
                          for these systems. --check compiles only.
   prose                  Check the text: sentences with a marker of translated English, of which a file has at most
                          3 %, names, signatures, columns, import circles and conditional lines. Takes seconds.
-  release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
+  release [--profile PROFILE | --command FILE] [--target TARGET] [--only KIND,…] [--try]
                          Build the packages of a release into target/release-archives: archive, deb, rpm,
                          static-archive, image, wheel, musl-wheel, npm and c-library, with checksums and a list of
                          components. --command packages a command that was built before. --try installs each package
-                         in a clean Debian root and uses it there; this needs root.
+                         in a clean Debian root and uses it there; this needs root. --target
+                         aarch64-unknown-linux-gnu builds archive and deb for arm64, and tries the archive in the
+                         emulated machine of `cargo xtask aarch64`.
   rivals [--only NAME]…  Install the programs that benchmarks compare afresh with into target/rivals: gvisor and eryx
                          (Debian's and PyPI's), fuzz (LibAFL, AFL++ and libpng) and wago. Downloads some hundred MB
                          and compiles for some minutes. A rival that cannot be installed is reported, and is

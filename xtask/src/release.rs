@@ -93,7 +93,9 @@ impl Options {
                     kinds = match arguments.next().context(USAGE)?.as_str() {
                         ARM64 => ARM64_KINDS,
                         GLIBC => KINDS,
-                        other => bail!("no packages for {other:?}; there are some for {GLIBC} and {ARM64}"),
+                        other => bail!(
+                            "no packages for {other:?}; there are some for {GLIBC} and {ARM64}"
+                        ),
                     }
                 }
                 "--only" => only = Some(arguments.next().context(USAGE)?.split(',').collect()),

@@ -170,7 +170,9 @@ impl OpenArguments {
         settings: &Settings,
         command: Command<'_>,
     ) -> anyhow::Result<Options> {
-        if self.linux && let Some(reason) = afresh::Kind::Program.missing_reason() {
+        if self.linux
+            && let Some(reason) = afresh::Kind::Program.missing_reason()
+        {
             anyhow::bail!("--linux: {reason}");
         }
         let mut options = settings.open.clone();
