@@ -331,6 +331,31 @@ fn a_component_runs_fresh_each_time() {
 }
 
 #[test]
+#[cfg(target_arch = "aarch64")]
+fn linux_programs_and_micro_vms_are_refused_with_the_name_of_the_processor() {
+    let program = std::env::current_exe().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let machine = directory.path().join("machine");
+    // An executable without a dynamic loader.
+    std::fs::write(&machine, [b"\x7fELF".as_slice(), &[0; 60]].concat()).unwrap();
+    let refused = |arguments: &[&str], guests: &str| {
+        let output = afresh(arguments);
+        let reason = format!("afresh runs {guests} on x86_64 only, and this is aarch64");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(err(&output).contains(&reason), "{arguments:?}: {}", err(&output));
+    };
+    refused(&["exec", "--", "/bin/echo", "hi"], "Linux programs");
+    refused(&["run", program.to_str().unwrap()], "Linux programs");
+    refused(&["run", "--linux", "sh"], "Linux programs");
+    refused(&["run", machine.to_str().unwrap()], "micro-VMs");
+    let doctor = afresh(&["doctor"]);
+    for guests in ["Linux programs", "micro-VMs"] {
+        let reason = format!("afresh runs {guests} on x86_64 only");
+        assert!(out(&doctor).contains(&reason), "{}", out(&doctor));
+    }
+}
+
+#[test]
 fn a_micro_vm_guest_runs_and_verifies() {
     let Some(hash) = real_guest("vm/hash") else { return };
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {

@@ -28,7 +28,7 @@ const COMMANDS: [&str; 15] = [
     "tar", "timeout", "wget",
 ];
 
-/// The begin of the machine's first program.
+/// The first lines of the first program of the machine.
 const INIT: &str = r"#!/bin/sh
 mount -t proc none /proc
 mount -t sysfs none /sys

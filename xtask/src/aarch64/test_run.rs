@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
+use super::folder;
 use super::machine::Machine;
 use crate::tally::Tally;
 
@@ -68,6 +69,8 @@ impl TestRun {
         for file in &self.files {
             machine.add_file(file, file)?;
         }
+        // Cargo makes it for tests (`CARGO_TARGET_TMPDIR`).
+        machine.add_folder(&folder().join("tmp"))?;
         machine.add(Path::new("/tests/list"), list.as_bytes())?;
         // Filters select slow tests too.
         let slow = if self.filters.is_empty() { &SLOW[..] } else { &[] };

@@ -1,4 +1,7 @@
 //! The pages of a lazily filled image that have arrived.
+//!
+//! Promises: a thread that has seen every page also sees that all have arrived, even while another
+//! thread still notes the last of them.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -9,8 +12,10 @@ use afresh_sys::PageRange;
 pub(super) struct ArrivedPages {
     /// A bit a page.
     bits: Box<[AtomicU64]>,
-    /// Pages of `filled` that have not.
+    /// Pages of `filled` that are not counted as arrived yet.
     left: AtomicUsize,
+    /// Threads that note pages now: they may have set bits that `left` does not count yet.
+    noting: AtomicUsize,
     /// The pages that the filler answers for.
     filled: Vec<PageRange>,
 }
@@ -20,6 +25,7 @@ impl ArrivedPages {
         Self {
             bits: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             left: AtomicUsize::new(filled.iter().map(|run| run.len).sum()),
+            noting: AtomicUsize::new(0),
             filled,
         }
     }
@@ -37,7 +43,10 @@ impl ArrivedPages {
 
     /// Whether everything has.
     pub(super) fn all(&self) -> bool {
+        // Before `left`: a thread that is no longer counted here has subtracted its pages there.
+        let noting = self.noting.load(Ordering::Acquire);
         self.left.load(Ordering::Acquire) == 0
+            || noting > 0 && self.filled.iter().all(|run| self.has_all(*run))
     }
 
     /// The pages that the filler answers for.
@@ -47,12 +56,42 @@ impl ArrivedPages {
 
     /// Notes pages that are in place. Each is noted once.
     pub(super) fn note(&self, pages: PageRange) {
+        self.noting.fetch_add(1, Ordering::AcqRel);
+        self.mark(pages);
+        self.count(pages);
+        self.noting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn mark(&self, pages: PageRange) {
         for page in pages.start..pages.end() {
             self.bits[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
         }
+    }
+
+    fn count(&self, pages: PageRange) {
         let first = self.filled.partition_point(|run| run.end() <= pages.start);
         let of_filler: usize =
             self.filled[first..].iter().map_while(|run| run.intersect(pages)).map(|r| r.len).sum();
         self.left.fetch_sub(of_filler, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_has_arrived_for_a_thread_that_has_seen_every_page() {
+        let arrived = ArrivedPages::new(70, vec![PageRange::new(0, 2), PageRange::new(65, 3)]);
+        arrived.note(PageRange::new(0, 2));
+        assert!(!arrived.all());
+        // A thread is between the bits of the last pages and their count.
+        arrived.noting.fetch_add(1, Ordering::AcqRel);
+        assert!(!arrived.all());
+        arrived.mark(PageRange::new(65, 3));
+        assert!(arrived.has_all(PageRange::new(65, 3)) && arrived.all());
+        arrived.count(PageRange::new(65, 3));
+        arrived.noting.fetch_sub(1, Ordering::AcqRel);
+        assert!(arrived.all());
     }
 }
