@@ -113,8 +113,8 @@
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 
-// On arm64 Linux these features select nothing. Other systems have no command either, and the errors
-// of missing names would not give the reason.
+// On arm64 Linux these features select nothing. Other systems have no command either, and the
+// errors of missing names would not give the reason.
 #[cfg(all(any(feature = "linux", feature = "vm"), not(target_os = "linux")))]
 compile_error!(
     "the features `linux` and `vm` of afresh need Linux: build with `--no-default-features` and the features you need, such as `wasm`"
