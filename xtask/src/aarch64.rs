@@ -6,6 +6,7 @@
 //! `N passed, N failed, N skipped`, as after `cargo xtask test`.
 
 mod archive;
+mod cross;
 mod machine;
 mod packages;
 mod test_run;
@@ -19,15 +20,15 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::command::{cargo, describe, find, run};
+use crate::command::{cargo, describe, run};
 use crate::tally::Tally;
 use crate::{guests, host};
+use cross::{Pages, folder};
 use machine::Machine;
 use test_run::{TestProgram, TestRun};
 
+pub(crate) use cross::{LINKER, TARGET, compiler};
 pub(crate) use trial::try_archive;
-
-pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm
 /// guests take minutes to compile and longer to run: `--package wasm`.
@@ -45,15 +46,6 @@ const PACKAGES: [(&str, bool); 9] = [
 
 const USAGE: &str =
     "usage: cargo xtask aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]";
-
-/// The page size of the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Pages {
-    #[default]
-    Small,
-    /// 16 KiB, which afresh refuses.
-    Large,
-}
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
@@ -144,28 +136,6 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let good = tally.failed == 0 && tally.passed > 0;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
-
-/// Installs what cross-compiling needs.
-pub(crate) fn compiler() -> Result<()> {
-    host::rust_target(TARGET)?;
-    if find("aarch64-linux-gnu-gcc").is_none() || !Path::new(LIBRARIES).join("libc.so.6").is_file()
-    {
-        host::apt_install(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"])?;
-    }
-    Ok(())
-}
-
-/// Where Debian's cross compiler has the libraries of its programs.
-const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
-
-/// The folder of everything here.
-fn folder() -> PathBuf {
-    host::target_folder().join("aarch64")
-}
-
-/// Variables that make cargo link programs for arm64 with Debian's cross compiler.
-pub(crate) const LINKER: (&str, &str) =
-    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
 
 /// Cargo for arm64, with a separate target folder. Crates of others without own settings, which
 /// are most of the command, are not optimised: compiling takes longer than these tests.

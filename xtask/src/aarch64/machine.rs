@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::archive::Archive;
+use super::cross::{LIBRARIES, Pages, folder};
 use super::packages::Files;
-use super::{LIBRARIES, Pages, folder};
 use crate::command::{find, run, run_watched};
 use crate::host;
 

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Pages, folder};
+use super::cross::{Pages, folder};
 use crate::command::{find, output, run};
 use crate::host;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use super::folder;
+use super::cross::folder;
 use super::machine::Machine;
 use crate::tally::Tally;
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
+use super::cross::{Pages, compiler};
 use super::machine::Machine;
-use super::{Pages, compiler};
 use crate::guests;
 
 /// Runs the command as a user would: a Wasm guest, a snapshot of it, a request over HTTP, and a

@@ -6,7 +6,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::installation::{Installation, binutil, copy, create, write};
-use super::{ARM64, size, time};
+use super::{size, time};
+use crate::aarch64::TARGET as ARM64;
 use crate::command::{find, run};
 use crate::host;
 

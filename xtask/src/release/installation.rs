@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{ARM64, bill};
+use super::bill;
+use crate::aarch64::TARGET as ARM64;
 use crate::command::{find, run};
 use crate::host;
 
