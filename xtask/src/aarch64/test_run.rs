@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use super::cross::folder;
+use super::cross::{TARGET, folder};
 use super::machine::Machine;
 use crate::tally::Tally;
 
@@ -70,7 +70,7 @@ impl TestRun {
             machine.add_file(file, file)?;
         }
         // Cargo makes it for tests (`CARGO_TARGET_TMPDIR`).
-        machine.add_folder(&folder().join("tmp"))?;
+        machine.add_folder(&folder().join(TARGET).join("tmp"))?;
         machine.add(Path::new("/tests/list"), list.as_bytes())?;
         // Filters select slow tests too.
         let slow = if self.filters.is_empty() { &SLOW[..] } else { &[] };
