@@ -1,6 +1,6 @@
 //! Sets `linux_guests` and `vm_guests`: the features `linux` and `vm`, on a target that has such
-//! guests. On arm64 these features select nothing, so one command builds everywhere:
-//! docs/platforms.md.
+//! guests. On arm64 Linux both features select nothing, so the command of afresh builds there with
+//! the same features: docs/platforms.md.
 
 use std::env::{var, var_os};
 

@@ -1,5 +1,6 @@
-//! Sets `linux_guests`: the feature `linux`, on a target that has such guests. On arm64 the feature
-//! selects nothing, so one command builds everywhere: docs/platforms.md.
+//! Sets `linux_guests`: the feature `linux`, on a target that has such guests. On arm64
+//! Linux it selects nothing, so the command of afresh builds there with the same features:
+//! docs/platforms.md.
 
 use std::env::{var, var_os};
 

@@ -8,6 +8,12 @@
 //! Promises: no operation runs on a thread of JavaScript, and no other thread enters an environment
 //! that has begun to end. May break it: a function of Node-API that does not behave as documented.
 
+// `afresh::linux` is missing elsewhere, and the errors of missing names would not give the reason.
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!(
+    "the npm package of afresh has Linux programs and micro-VMs, so it builds for x86_64 Linux only"
+);
+
 mod call;
 mod environment;
 mod error;

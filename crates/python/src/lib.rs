@@ -5,6 +5,12 @@
 //! once; values from a guest are checked before they are converted. May break it: tools, which are
 //! code of the caller and hold the lock.
 
+// `afresh::linux` is missing elsewhere, and the errors of missing names would not give the reason.
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!(
+    "the Python package of afresh has Linux programs and micro-VMs, so it builds for x86_64 Linux only"
+);
+
 mod background;
 mod call;
 mod error;
