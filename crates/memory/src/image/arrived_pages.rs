@@ -38,7 +38,18 @@ impl ArrivedPages {
 
     /// Whether all of `pages` has.
     pub(super) fn has_all(&self, pages: PageRange) -> bool {
-        (pages.start..pages.end()).all(|page| self.has(page))
+        let mut page = pages.start;
+        while page < pages.end() {
+            let first = page % 64;
+            let count = (64 - first).min(pages.end() - page);
+            let wanted = (u64::MAX >> (64 - count)) << first;
+            let word = self.bits.get(page / 64).map_or(0, |word| word.load(Ordering::Acquire));
+            if word & wanted != wanted {
+                return false;
+            }
+            page += count;
+        }
+        true
     }
 
     /// Whether everything has.
@@ -79,6 +90,28 @@ impl ArrivedPages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_has_arrived_when_each_of_its_pages_has() {
+        let pages = 200;
+        for hole in [0, 1, 63, 64, 65, 127, 128, 150, 199] {
+            let arrived = ArrivedPages::new(pages, vec![PageRange::new(0, pages)]);
+            arrived.mark(PageRange::new(0, hole));
+            arrived.mark(PageRange::new(hole + 1, pages - hole - 1));
+            for start in 0..pages {
+                for len in 0..=pages - start {
+                    let expected = !(start..start + len).contains(&hole);
+                    let range = PageRange::new(start, len);
+                    assert_eq!(arrived.has_all(range), expected, "{range:?} without {hole}");
+                }
+            }
+        }
+        // No page past the end has.
+        let arrived = ArrivedPages::new(64, vec![PageRange::new(0, 64)]);
+        arrived.mark(PageRange::new(0, 64));
+        assert!(arrived.has_all(PageRange::new(0, 64)));
+        assert!(!arrived.has_all(PageRange::new(0, 65)));
+    }
 
     #[test]
     fn everything_has_arrived_for_a_thread_that_has_seen_every_page() {
