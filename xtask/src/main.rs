@@ -125,8 +125,9 @@ Commands:
                          static-archive, image, wheel, musl-wheel, npm and c-library, with checksums and a list of
                          components. --command packages a command that was built before. --try installs each package
                          in a clean Debian root and uses it there; this needs root. --target
-                         aarch64-unknown-linux-gnu builds archive and deb for arm64, and tries the archive in the
-                         emulated machine of `cargo xtask aarch64`.
+                         aarch64-unknown-linux-gnu builds archive and deb for arm64 into
+                         target/release-archives-aarch64, and tries the archive in the emulated machine of
+                         `cargo xtask aarch64`.
   rivals [--only NAME]…  Install the programs that benchmarks compare afresh with into target/rivals: gvisor and eryx
                          (Debian's and PyPI's), fuzz (LibAFL, AFL++ and libpng) and wago. Downloads some hundred MB
                          and compiles for some minutes. A rival that cannot be installed is reported, and is

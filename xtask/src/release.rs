@@ -5,8 +5,8 @@
 //! each C library. The npm package and the C library are for glibc. Each package has the licences
 //! of everything that is linked into it, and those of the command have a list (CycloneDX) of it.
 //! With `--try` each is installed in a clean Debian root without Rust or a compiler, and used
-//! there. With `--target` the archive and the Debian package are for arm64, and the archive is
-//! tried in an emulated machine.
+//! there. With `--target` the archive and the Debian package are for arm64, in
+//! `target/release-archives-aarch64`, and the archive is tried in an emulated machine.
 
 mod archive;
 mod bill;
@@ -64,6 +64,19 @@ const KINDS: &[(&str, Content)] = &[
 /// The kinds for arm64.
 const ARM64_KINDS: &[(&str, Content)] =
     &[("archive", Content::Command(ARM64)), ("deb", Content::Command(ARM64))];
+
+/// Names of the packages for one processor. Another has others, because a release has the files of
+/// both.
+struct ReleaseNames {
+    /// The folder of the packages in that of cargo.
+    folder: &'static str,
+    checksums: &'static str,
+}
+
+const X86_64_NAMES: ReleaseNames =
+    ReleaseNames { folder: "release-archives", checksums: "SHA256SUMS-x86_64" };
+const ARM64_NAMES: ReleaseNames =
+    ReleaseNames { folder: "release-archives-aarch64", checksums: "SHA256SUMS-aarch64" };
 
 const USAGE: &str = "usage: cargo xtask release [--profile PROFILE | --command FILE] [--target TARGET] \
      [--only KIND,…] [--try]";
@@ -127,7 +140,9 @@ struct Package {
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let options = Options::parse(arguments)?;
     host::c_compiler()?;
-    let folder = host::target_folder().join("release-archives");
+    let is_arm64 = options.kinds.iter().any(|(_, of)| *of == Content::Command(ARM64));
+    let names = if is_arm64 { &ARM64_NAMES } else { &X86_64_NAMES };
+    let folder = host::target_folder().join(names.folder);
     if folder.exists() {
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot empty {}", folder.display()))?;
@@ -156,9 +171,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
             };
             packages.push(Package { kind, path });
         }
-        if target != MUSL || !folder.join(bill::NAME).exists() {
-            std::fs::copy(installed.documents().join(bill::NAME), folder.join(bill::NAME))?;
-        }
+        let bill = folder.join(bill::name_for(target));
+        std::fs::copy(installed.documents().join(bill::NAME), bill)?;
         std::fs::remove_dir_all(&scratch)
             .with_context(|| format!("cannot remove {}", scratch.display()))?;
     }
@@ -171,8 +185,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         };
         packages.push(Package { kind, path });
     }
-    write_checksums(&folder)?;
-    let is_arm64 = options.kinds.iter().any(|(_, of)| *of == Content::Command(ARM64));
+    write_checksums(&folder, names.checksums)?;
     let tried = match (options.tries, is_arm64) {
         (true, false) => trial::all(&packages)?,
         (true, true) => trial::all_of_arm64(&packages)?,
@@ -282,8 +295,8 @@ fn digest(file: &Path) -> Result<String> {
     Ok(line.split(' ').next().unwrap_or_default().trim_start_matches('\\').to_owned())
 }
 
-/// Writes `SHA256SUMS` of all files in the folder.
-fn write_checksums(folder: &Path) -> Result<()> {
+/// Writes the file `to` with the digests of all files in the folder.
+fn write_checksums(folder: &Path, to: &str) -> Result<()> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -293,7 +306,7 @@ fn write_checksums(folder: &Path) -> Result<()> {
     }
     names.sort();
     let sums = output(Command::new("sha256sum").current_dir(folder).args(names))?;
-    std::fs::write(folder.join("SHA256SUMS"), sums + "\n").context("cannot write SHA256SUMS")
+    std::fs::write(folder.join(to), sums + "\n").with_context(|| format!("cannot write {to}"))
 }
 
 /// Bytes of a file, or of all files in a folder.

@@ -290,7 +290,7 @@ fn bad_messages_are_refused_beside_a_call_that_runs() {
     assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["text"], "1");
 }
 
-#[cfg(feature = "linux")]
+#[cfg(linux_guests)]
 #[test]
 fn calls_beyond_the_limit_are_refused_beside_those_that_wait() {
     const LIMIT: usize = 256;

@@ -12,8 +12,13 @@ use super::origin::{PACKAGE, time};
 use crate::command::{cargo, metadata, output};
 use crate::{guests, host};
 
-/// The file of the list.
+/// The file of the list in a package.
 pub(super) const NAME: &str = "afresh-cli.cdx.json";
+
+/// The file of the list for a target, next to the packages.
+pub(super) fn name_for(target: &str) -> String {
+    format!("{PACKAGE}-{target}.cdx.json")
+}
 
 /// One package that is linked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
