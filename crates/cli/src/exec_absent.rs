@@ -5,17 +5,16 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use crate::Settings;
+use crate::{Settings, require_programs};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The program and its arguments.
+    /// The options, the program and its arguments: all of them are ignored.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }
 
-pub(crate) fn run(arguments: &Arguments, _: &Settings) -> anyhow::Result<ExitCode> {
-    let program = arguments.words.iter().find(|word| *word != "--").cloned().unwrap_or_default();
-    let reason = afresh::Kind::Program.missing_reason().unwrap_or_default();
-    anyhow::bail!("cannot run {}: {reason}", program.display())
+pub(crate) fn run(_: &Arguments, _: &Settings) -> anyhow::Result<ExitCode> {
+    require_programs("exec")?;
+    anyhow::bail!("exec: this build of afresh has no Linux programs")
 }

@@ -8,8 +8,8 @@ use afresh::{Call, Guest, Options};
 use anyhow::Context;
 use clap::Args;
 
-use crate::Settings;
 use crate::output::spinner;
+use crate::{Settings, require_programs};
 
 /// A guest and how to run it.
 #[derive(Debug, Args)]
@@ -62,15 +62,13 @@ pub(crate) struct OpenArguments {
     /// A Linux program gets HOST at the same path, and always read-only.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     pub(crate) dir: Vec<OsString>,
-    #[cfg(linux_guests)]
     #[command(flatten)]
     net: crate::net::NetArguments,
     /// Run each call of a Linux program in a new process.
     ///
     /// This hides the write set of earlier calls, which the duration of a write would reveal, at
     /// the cost of a fork per call.
-    #[cfg(linux_guests)]
-    #[arg(long)]
+    #[arg(long, hide = cfg!(not(linux_guests)))]
     replace_processes: bool,
     #[cfg(feature = "wasm")]
     #[command(flatten)]
@@ -170,10 +168,13 @@ impl OpenArguments {
         settings: &Settings,
         command: Command<'_>,
     ) -> anyhow::Result<Options> {
-        if self.linux
-            && let Some(reason) = afresh::Kind::Program.missing_reason()
-        {
-            anyhow::bail!("--linux: {reason}");
+        let of_programs = [
+            ("--linux", self.linux),
+            ("--net, --net-rules and --net-log", !self.net.is_empty()),
+            ("--replace-processes", self.replace_processes),
+        ];
+        for (option, _) in of_programs.iter().filter(|(_, given)| *given) {
+            require_programs(option)?;
         }
         let mut options = settings.open.clone();
         if let Some(cache) = &self.cache {

@@ -36,6 +36,9 @@ mod manual;
 mod mcp;
 #[cfg(linux_guests)]
 mod net;
+#[cfg(not(linux_guests))]
+#[path = "net_absent.rs"]
+mod net;
 mod output;
 #[cfg(feature = "serve")]
 mod repl;
@@ -68,8 +71,8 @@ struct Cli {
     #[arg(help_heading = help::EVERY_COMMAND)]
     output: Format,
     /// Refuse to run Linux programs on a host that lacks an isolation layer that `doctor` lists.
-    #[cfg(linux_guests)]
     #[arg(long, global = true, help_heading = help::EVERY_COMMAND)]
+    #[arg(hide = cfg!(not(linux_guests)))]
     require_isolation: bool,
     #[cfg(feature = "seal")]
     #[command(flatten)]
@@ -157,14 +160,23 @@ struct Settings {
 
 impl Cli {
     fn settings(&self) -> anyhow::Result<Settings> {
-        #[cfg(linux_guests)]
         if self.require_isolation {
+            require_programs("--require-isolation")?;
+            #[cfg(linux_guests)]
             afresh::linux::require_isolation()?;
         }
         let open = afresh::Options::new();
         #[cfg(feature = "seal")]
         let open = open.access(self.access.access()?);
         Ok(Settings { output: self.output, open })
+    }
+}
+
+/// Fails with the reason if this build has no Linux programs, which `what` is for.
+fn require_programs(what: &str) -> anyhow::Result<()> {
+    match afresh::Kind::Program.missing_reason() {
+        Some(reason) => anyhow::bail!("{what}: {reason}"),
+        None => Ok(()),
     }
 }
 

@@ -340,17 +340,21 @@ fn linux_programs_and_micro_vms_are_refused_with_the_name_of_the_processor() {
     std::fs::write(&machine, [b"\x7fELF".as_slice(), &[0; 60]].concat()).unwrap();
     let refused = |arguments: &[&str], guests: &str| {
         let output = afresh(arguments);
-        let reason = format!("afresh runs {guests} on x86_64 only, and this is aarch64");
+        let reason = format!("afresh runs {guests} on x86_64 Linux only, and this is aarch64");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         assert!(err(&output).contains(&reason), "{arguments:?}: {}", err(&output));
     };
     refused(&["exec", "--", "/bin/echo", "hi"], "Linux programs");
     refused(&["run", program.to_str().unwrap()], "Linux programs");
+    refused(&["exec", "--dir", "/tmp", "--", "/bin/echo"], "Linux programs");
     refused(&["run", "--linux", "sh"], "Linux programs");
+    refused(&["run", "--net", "example.org:443", "sh"], "Linux programs");
+    refused(&["run", "--replace-processes", "sh"], "Linux programs");
+    refused(&["--require-isolation", "doctor"], "Linux programs");
     refused(&["run", machine.to_str().unwrap()], "micro-VMs");
     let doctor = afresh(&["doctor"]);
     for guests in ["Linux programs", "micro-VMs"] {
-        let reason = format!("afresh runs {guests} on x86_64 only");
+        let reason = format!("afresh runs {guests} on x86_64 Linux only");
         assert!(out(&doctor).contains(&reason), "{}", out(&doctor));
     }
 }

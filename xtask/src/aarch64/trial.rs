@@ -30,7 +30,7 @@ export PATH=/bin:$(echo /tmp/afresh-cli-*)
 js=/trial/js.wasm
 show afresh doctor
 check --version "afresh $(cat /trial/version)" afresh --version
-check doctor "Linux programs on x86_64 only, and this is aarch64" afresh doctor
+check doctor "Linux programs on x86_64 Linux only, and this is aarch64" afresh doctor
 check run '"pristine":true' \
     afresh run $js --warm warm --call handle --input '{"op":"probe"}' -n 2
 check snapshot "saved /tmp/store@js" afresh snapshot $js --warm warm --to /tmp/store@js
@@ -45,11 +45,11 @@ done
 check serve '"pristine":true' \
     wget -qO- --post-data '{"op":"probe"}' http://127.0.0.1:8973/
 kill $server
-check exec "afresh runs Linux programs on x86_64 only, and this is aarch64" \
+check exec "afresh runs Linux programs on x86_64 Linux only, and this is aarch64" \
     afresh exec -- /bin/busybox echo hi
-check --linux "afresh runs Linux programs on x86_64 only, and this is aarch64" \
+check --linux "afresh runs Linux programs on x86_64 Linux only, and this is aarch64" \
     afresh run --linux /bin/busybox
-check "run of a micro-VM" "afresh runs micro-VMs on x86_64 only, and this is aarch64" \
+check "run of a micro-VM" "afresh runs micro-VMs on x86_64 Linux only, and this is aarch64" \
     afresh run /bin/busybox
 echo "== all ended"
 "#;

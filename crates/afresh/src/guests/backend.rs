@@ -100,7 +100,7 @@ impl Kind {
         if open.is_some() {
             None
         } else if self.lacks_processor() {
-            Some(format!("afresh runs {guests} on x86_64 only, and this is {ARCH}"))
+            Some(format!("afresh runs {guests} on x86_64 Linux only, and this is {ARCH}"))
         } else {
             Some(format!("this build of afresh lacks the feature `{}`", self.feature()))
         }
