@@ -100,9 +100,9 @@
 //! | `arena` | private memory that is zero at every start | |
 //! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first five | |
 //!
-//! On arm64 Linux `vm` and `linux` select nothing: the modules `vm` and `linux`, `image_program` and
-//! `stored_program` are missing there, and [`Kind::missing_reason`] names the processor. On other
-//! targets these two features fail the build.
+//! On arm64 Linux `vm` and `linux` select nothing: the modules `vm` and `linux`, `image_program`
+//! and `stored_program` are missing there, and [`Kind::missing_reason`] names the processor. On
+//! other targets these two features fail the build.
 //!
 //! A feature compiles only its own kind of guest; the crate's README lists the build time of each
 //! feature. `remote` and `seal` bring TLS and cryptography, which take longer to build than the

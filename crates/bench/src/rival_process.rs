@@ -1,7 +1,7 @@
 //! A rival in a separate process, which answers each line with a line.
 //!
 //! A rival that does not answer in time is ended with the processes of its group, and is an error
-//! for the caller, so that it cannot stop a table. An error has the last line of the rival's
+//! for the caller, so that it cannot stop a table. Errors contain the last line that it wrote to
 //! standard error.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -163,7 +163,7 @@ impl Drop for RivalProcess {
 fn has_ended(child: &Child) -> bool {
     let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return true };
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    // An error means that there is no such child.
+    // The child has ended and was waited for, if this fails.
     waitid(WaitId::Pid(pid), options).map_or(true, |status| status.is_some())
 }
 

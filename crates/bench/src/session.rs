@@ -40,12 +40,12 @@ impl Turns {
 }
 
 /// The guest of all contests, compiled once: this takes longer than most of them.
-struct Compiled {
+struct CompiledGuest {
     warm: Warm,
     plain: Module,
 }
 
-impl Compiled {
+impl CompiledGuest {
     fn new(wasm: &[u8]) -> anyhow::Result<Self> {
         let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
         let warm = Guest::new(&engine, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
@@ -62,7 +62,7 @@ struct OurSession {
 }
 
 impl OurSession {
-    fn new(guest: &Compiled) -> anyhow::Result<Self> {
+    fn new(guest: &CompiledGuest) -> anyhow::Result<Self> {
         let warm = guest.warm.clone();
         let root = warm.root()?;
         let entry = warm.bytes_entry("handle")?;
@@ -113,7 +113,7 @@ fn store(engine: &wasmtime::Engine) -> Store<WasiP1Ctx> {
 }
 
 impl PlainInstance {
-    fn new(guest: &Compiled) -> anyhow::Result<Self> {
+    fn new(guest: &CompiledGuest) -> anyhow::Result<Self> {
         let module = guest.plain.clone();
         let engine = module.engine();
         let mut linker: Linker<WasiP1Ctx> = Linker::new(engine);
@@ -198,7 +198,7 @@ pub fn all(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let guest = Compiled::new(wasm)?;
+    let guest = CompiledGuest::new(wasm)?;
     checkpoint(&guest, options, sink)?;
     rollback(&guest, options, sink)?;
     fork(&guest, options, sink)?;
@@ -207,7 +207,7 @@ pub fn all(
     crate::session_files::all(options, sink)
 }
 
-fn checkpoint(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+fn checkpoint(guest: &CompiledGuest, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);
     let field = vec![
         Contestant::timed("afresh", move |n| {
@@ -235,7 +235,7 @@ fn checkpoint(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyho
 }
 
 /// The number of pages that a turn changes: the measure for the costs above.
-fn changed(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+fn changed(guest: &CompiledGuest, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     const STRATEGY: &str = "pages of a turn";
     if !options.wants("js45/checkpoint", STRATEGY) {
         return Ok(());
@@ -254,7 +254,7 @@ fn changed(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::
     Ok(())
 }
 
-fn rollback(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+fn rollback(guest: &CompiledGuest, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);
     ours.turn()?;
     let kept = ours.branch.checkpoint()?;
@@ -278,7 +278,7 @@ fn rollback(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow:
     contest(TABLE, "js45/rollback", options, field, sink)
 }
 
-fn fork(guest: &Compiled, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+fn fork(guest: &CompiledGuest, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     // Until that many sessions exist; their instances come with their first calls, which is the
     // next case.
     let (mut ours, mut plain) = (OurSession::new(guest)?, PlainInstance::new(guest)?);

@@ -1,5 +1,5 @@
-//! Options for the connections of Linux programs in a build without those: hidden, so that the error
-//! is the reason and not that the option is unknown.
+//! Options for the connections of Linux programs in a build without those: hidden, so that the
+//! error is the reason and not that the option is unknown.
 
 use std::ffi::OsString;
 

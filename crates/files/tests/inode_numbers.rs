@@ -82,9 +82,9 @@ fn no_two_files_have_the_same_number() {
     assert_eq!(numbers.len(), nodes);
 }
 
-/// Whatever the host and the guest do with the links, programs take no two files for one.
+/// Programs take files with one number for the same bytes, and each link may get other bytes.
 #[test]
-fn hard_links_have_numbers_of_their_own_which_stay() {
+fn each_hard_link_has_another_number_which_stays() {
     let host = host(&["a/one"]);
     for other in ["two", "a/three"] {
         std::fs::hard_link(host.path().join("a/one"), host.path().join(other)).unwrap();

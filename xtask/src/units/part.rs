@@ -48,6 +48,8 @@ impl Part {
         while let Some(word) = arguments.next() {
             let value = arguments.peek().map_or("", |word| word.as_str());
             let feature = value.strip_prefix("feature=\"").and_then(|name| name.strip_suffix('"'));
+            // What build scripts set for the features `linux` and `vm`.
+            let feature = feature.or_else(|| value.strip_suffix("_guests"));
             let dropped = match word.as_str() {
                 "--cfg" => feature.is_some_and(|name| !self.features.contains(name)),
                 "--extern" => {
@@ -84,14 +86,15 @@ mod tests {
             ],
         });
         let mut words = vec!["--crate-name", "one", "one.rs"];
-        let features = ["feature=\"files\"", "feature=\"vm\"", "feature=\"wasm\"", "unix"];
+        let features =
+            ["feature=\"files\"", "feature=\"vm\"", "vm_guests", "feature=\"wasm\"", "unix"];
         let externs = ["two=/2", "three=/3", "four=/4", "five=/5"];
         words.extend(features.iter().flat_map(|feature| ["--cfg", feature]));
         words.extend(externs.iter().flat_map(|name| ["--extern", name]));
         let part = Part::new(&package, "wasm").of(&unit(&words));
         let dropped: Vec<_> =
             words.iter().filter(|word| !part.arguments.contains(&(**word).into())).collect();
-        assert_eq!(dropped, [&"feature=\"vm\"", &"four=/4"]);
-        assert_eq!(part.arguments.len(), words.len() - 4, "{:?}", part.arguments);
+        assert_eq!(dropped, [&"feature=\"vm\"", &"vm_guests", &"four=/4"]);
+        assert_eq!(part.arguments.len(), words.len() - 6, "{:?}", part.arguments);
     }
 }

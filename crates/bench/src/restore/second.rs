@@ -42,9 +42,9 @@ enum Place {
     Moved,
 }
 
-/// A way to get the content again.
+/// How the content is read again.
 #[derive(Clone, Copy)]
-enum Way {
+enum Reader {
     /// A private mapping.
     Mapping(Place),
     /// A new slot.
@@ -52,16 +52,16 @@ enum Way {
 }
 
 const MPROTECT: Strategy = Strategy::WriteSet(Some(TrackerKind::Mprotect));
-/// Each way, and the number of its rival.
-const WAYS: [(&str, Way, usize); 8] = [
-    ("mapping, collapsed", Way::Mapping(Place::Collapsed), 0),
-    ("mapping, pages", Way::Mapping(Place::Pages), 0),
-    ("slot, collapsed", Way::Slot(Strategy::Auto, Place::Collapsed), 2),
-    ("slot, pages", Way::Slot(Strategy::Auto, Place::Pages), 2),
-    ("slot, moved", Way::Slot(Strategy::Auto, Place::Moved), 2),
-    ("slot by mprotect, collapsed", Way::Slot(MPROTECT, Place::Collapsed), 5),
-    ("slot by mprotect, pages", Way::Slot(MPROTECT, Place::Pages), 5),
-    ("slot by mprotect, moved", Way::Slot(MPROTECT, Place::Moved), 5),
+/// Each reader, and the number of its rival.
+const READERS: [(&str, Reader, usize); 8] = [
+    ("mapping, collapsed", Reader::Mapping(Place::Collapsed), 0),
+    ("mapping, pages", Reader::Mapping(Place::Pages), 0),
+    ("slot, collapsed", Reader::Slot(Strategy::Auto, Place::Collapsed), 2),
+    ("slot, pages", Reader::Slot(Strategy::Auto, Place::Pages), 2),
+    ("slot, moved", Reader::Slot(Strategy::Auto, Place::Moved), 2),
+    ("slot by mprotect, collapsed", Reader::Slot(MPROTECT, Place::Collapsed), 5),
+    ("slot by mprotect, pages", Reader::Slot(MPROTECT, Place::Pages), 5),
+    ("slot by mprotect, moved", Reader::Slot(MPROTECT, Place::Moved), 5),
 ];
 
 #[derive(Debug)]
@@ -144,10 +144,10 @@ impl Contents {
         bail!("a second restore has wrong bytes")
     }
 
-    fn once(&self, way: Way) -> Result<Sample> {
+    fn once(&self, reader: Reader) -> Result<Sample> {
         let (start, cpu) = (Instant::now(), processor_time());
-        match way {
-            Way::Mapping(place) => {
+        match reader {
+            Reader::Mapping(place) => {
                 let file = match place {
                     Place::Collapsed => &*self.collapsed.0,
                     Place::Pages | Place::Moved => &self.small.0,
@@ -156,7 +156,7 @@ impl Contents {
                 view.map_private(PageRange::new(0, self.pages), Protection::ReadWrite, file, 0)?;
                 self.read(view.page_ptr(0))?;
             }
-            Way::Slot(strategy, place) => {
+            Reader::Slot(strategy, place) => {
                 let image = match place {
                     Place::Collapsed => &self.collapsed.1,
                     Place::Pages => self.small.1.image(),
@@ -189,12 +189,12 @@ fn collapse_time(pages: usize) -> Result<f64> {
 
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let contents = Contents::new(options)?;
-    let mut samples: [Vec<Sample>; WAYS.len()] = Default::default();
+    let mut samples: [Vec<Sample>; READERS.len()] = Default::default();
     // One round more, unmeasured.
     for round in 0..=options.rounds {
-        for turn in 0..WAYS.len() {
-            let number = (turn + round) % WAYS.len();
-            let sample = contents.once(WAYS[number].1)?;
+        for turn in 0..READERS.len() {
+            let number = (turn + round) % READERS.len();
+            let sample = contents.once(READERS[number].1)?;
             if round > 0 {
                 samples[number].push(sample);
             }
@@ -202,7 +202,7 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     }
     // Refused by kernels without such folios for memory files.
     let collapse = collapse_time(contents.pages).ok();
-    for (number, (strategy, _, rival)) in WAYS.iter().enumerate() {
+    for (number, (strategy, _, rival)) in READERS.iter().enumerate() {
         let rival = &samples[*rival];
         let folios = contents.moved.huge_folios();
         let mut extra = vec![("mib", json!(options.mib)), ("moved_folios", json!(folios))];

@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{
@@ -72,11 +71,8 @@ pub(crate) struct HostDirectory {
     root: Arc<OwnedFd>,
     number: u32,
     known: Mutex<HashMap<Node, HostEntry>>,
-    /// The device of the directory.
-    device: OnceLock<u64>,
     /// Locked after the files that are known.
-    numbers: Mutex<InodeNumbers>,
-    numbers_by_path: AtomicBool,
+    inode_numbers: InodeNumbers,
     /// The last used one last.
     open: Mutex<Vec<(Node, Arc<File>)>>,
     /// Its identity once it was captured.
@@ -201,18 +197,11 @@ impl HostDirectory {
     }
 
     fn new(path: PathBuf, root: Arc<OwnedFd>, number: u32) -> Self {
-        let this = Self {
-            path,
-            root,
-            number,
-            known: Mutex::default(),
-            device: OnceLock::new(),
-            numbers: Mutex::default(),
-            numbers_by_path: AtomicBool::new(false),
-            open: Mutex::default(),
-            identity: OnceLock::new(),
-            kept: OnceLock::new(),
-        };
+        let device = rustix::fs::fstat(&root).map_or(0, |stat| stat.st_dev);
+        let inode_numbers = InodeNumbers::new(HOST | u64::from(number) << 48, device);
+        let (known, open) = (Mutex::default(), Mutex::default());
+        let (identity, kept) = (OnceLock::new(), OnceLock::new());
+        let this = Self { path, root, number, known, inode_numbers, open, identity, kept };
         let top = this.root();
         let (name, inode, number, unlisted) = (Name::from(&b""[..]), None, None, None);
         let known = HostEntry { name, parent: top, inode, number, unlisted };
@@ -267,6 +256,54 @@ impl HostDirectory {
         Ok(node)
     }
 
+    /// Settles the inode number of a file with the attributes `stat`.
+    fn settle_number(&self, node: Node, here: &mut HostEntry, stat: &Stat) {
+        let candidate = || Some(self.inode_numbers.candidate(stat.st_dev, stat.st_ino));
+        self.inode_numbers.settle(node, &mut here.number, candidate);
+    }
+
+    /// The inode number of a file that is known.
+    pub(crate) fn inode_number(&self, node: Node) -> u64 {
+        if self.is_numbered_by_path() {
+            return node.0;
+        }
+        let mut known = self.lock_entries();
+        let Some(here) = known.get_mut(&node) else { return node.0 };
+        let listed = match here.number {
+            Some(FileNumber::Listed(number)) => Some(number),
+            _ => None,
+        };
+        self.inode_numbers.settle(node, &mut here.number, || listed)
+    }
+
+    /// The inode number of a file that a guest has seen, for a saved tree.
+    pub(crate) fn lasting_number(&self, node: Node) -> Option<u64> {
+        let number = self.lock_entries().get(&node)?.number?.settled();
+        number.filter(|_| !self.is_numbered_by_path())
+    }
+
+    /// Gives a file of a saved tree the inode number that it had. A file that has one keeps it, and
+    /// so does another file with this number.
+    pub(crate) fn restore_number(&self, node: Node, number: u64) -> Result<(), Refused> {
+        if !self.inode_numbers.is_valid(number) {
+            return Err(Refused::Invalid);
+        }
+        let mut known = self.lock_entries();
+        let here = known.get_mut(&node).ok_or(Refused::Missing)?;
+        self.inode_numbers.settle(node, &mut here.number, || Some(number));
+        Ok(())
+    }
+
+    /// Has all files numbered by their paths, as in trees that were saved before inode numbers
+    /// followed those of the host.
+    pub(crate) fn number_by_path(&self) {
+        self.inode_numbers.follow_paths();
+    }
+
+    pub(crate) fn is_numbered_by_path(&self) -> bool {
+        self.inode_numbers.are_by_path()
+    }
+
     fn lock_entries(&self) -> MutexGuard<'_, HashMap<Node, HostEntry>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -307,7 +344,7 @@ impl HostDirectory {
                 if inode.kind() == Kind::Directory {
                     here.unlisted = None;
                 }
-                self.settle(node, here, &stat);
+                self.settle_number(node, here, &stat);
                 here.inode = Some(inode.clone());
                 return Ok(inode);
             }
@@ -402,7 +439,8 @@ impl HostDirectory {
             child.extend_from_slice(&name.0);
             let child = self.node(&child);
             let here = know(&mut known, child, node, name.clone())?;
-            here.number.get_or_insert(FileNumber::Listed(self.candidate(device, inode)));
+            let candidate = self.inode_numbers.candidate(device, inode);
+            here.number.get_or_insert(FileNumber::Listed(candidate));
             entries.push((name, Entry { node: child, kind, paid: false }));
         }
         let parent = known.get(&node).map_or(node, |known| known.parent);

@@ -231,8 +231,8 @@ impl Tree {
     }
 
     /// The inode number of a file, as programs see it: of one in a host directory, the low 32 bits
-    /// are those of its number on the host, if no other file was seen with this number before. No
-    /// two files have one number.
+    /// are those of its number on the host, if no other file was seen with this number before and
+    /// the tree is not of an earlier form. No two files of a tree have one number.
     #[must_use]
     pub fn inode_number(&self, node: Node) -> u64 {
         self.lower.layers.inode_number(node).unwrap_or(node.0)

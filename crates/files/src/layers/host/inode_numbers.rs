@@ -12,30 +12,24 @@
 //! hard link has one, and a file that was renamed on the host after it was seen.
 //!
 //! May break it: in a restored guest such two files have their numbers in the order in which they
-//! are seen again.
+//! are seen again, and files that a live relative has seen keep its numbers. A mount point that is
+//! listed first has the number of the directory below the mount.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::Stat;
 use sha2::{Digest, Sha256};
 
-use super::{HOST, HostDirectory, HostEntry};
-use crate::error::Refused;
 use crate::nodes::node::Node;
 
 /// The bit of numbers that follow from a path and not from a number of the host.
 const BY_PATH: u64 = 1 << 47;
 /// The bits of a number that are the layer's.
-const LAYER: u64 = HOST | 0x3fff << 48;
+const LAYER: u64 = 0x7fff << 48;
 /// Groups of host files with the same device and high half of the number.
 const GROUPS: u64 = 1 << 15;
-
-/// The numbers of a directory tree that guests have seen, with their files.
-#[derive(Debug, Default)]
-pub(super) struct InodeNumbers(HashMap<u64, Node>);
 
 /// The number of a file.
 #[derive(Clone, Copy, Debug)]
@@ -46,40 +40,39 @@ pub(super) enum FileNumber {
     Settled(u64),
 }
 
-impl InodeNumbers {
-    /// Takes `number` for a file, unless another one has it.
-    fn claim(&mut self, number: u64, node: Node) -> bool {
-        match self.0.entry(number) {
-            Entry::Vacant(entry) => {
-                entry.insert(node);
-                true
-            }
-            Entry::Occupied(entry) => *entry.get() == node,
+impl FileNumber {
+    pub(super) fn settled(self) -> Option<u64> {
+        match self {
+            Self::Settled(number) => Some(number),
+            Self::Listed(_) => None,
         }
-    }
-
-    /// Takes `candidate` for a file, or a number that follows from its path if another file has the
-    /// candidate or there is none.
-    fn take(&mut self, candidate: Option<u64>, node: Node) -> FileNumber {
-        if let Some(candidate) = candidate
-            && self.claim(candidate, node)
-        {
-            return FileNumber::Settled(candidate);
-        }
-        let mut number = node.0 | BY_PATH;
-        while !self.claim(number, node) {
-            number = number & (LAYER | BY_PATH) | number.wrapping_add(1) & (BY_PATH - 1);
-        }
-        FileNumber::Settled(number)
     }
 }
 
-impl HostDirectory {
+/// The numbers of the files below a host directory.
+#[derive(Debug)]
+pub(super) struct InodeNumbers {
+    /// The bits of all numbers.
+    layer: u64,
+    /// The device of the directory.
+    device: u64,
+    /// Whether all files are numbered by their paths.
+    by_path: AtomicBool,
+    /// The numbers that guests have seen, with their files.
+    owners: Mutex<HashMap<u64, Node>>,
+}
+
+impl InodeNumbers {
+    /// For a directory on this device, of a layer with these bits.
+    pub(super) fn new(layer: u64, device: u64) -> Self {
+        let (by_path, owners) = (AtomicBool::new(false), Mutex::default());
+        Self { layer, device, by_path, owners }
+    }
+
     /// The number that a file of the host has, unless another file has it.
     pub(super) fn candidate(&self, device: u64, inode: u64) -> u64 {
-        let top = || rustix::fs::fstat(&self.root).map_or(0, |stat| stat.st_dev);
         let high = inode >> 32;
-        let group = match device == *self.device.get_or_init(top) && high == 0 {
+        let group = match device == self.device && high == 0 {
             true => 0,
             false => {
                 let digest = Sha256::digest([device.to_le_bytes(), high.to_le_bytes()].concat());
@@ -88,74 +81,51 @@ impl HostDirectory {
                 1 + u64::from_le_bytes(bytes) % (GROUPS - 1)
             }
         };
-        HOST | u64::from(self.number) << 48 | group << 32 | inode & u64::from(u32::MAX)
+        self.layer | group << 32 | inode & u64::from(u32::MAX)
     }
 
-    /// Settles the number of a file with the attributes `stat`, if that was not done before.
-    pub(super) fn settle(&self, node: Node, here: &mut HostEntry, stat: &Stat) {
-        let candidate = || Some(self.candidate(stat.st_dev, stat.st_ino));
-        self.settled(node, here, candidate);
-    }
-
-    /// The number of a file, which is settled with this candidate if it is not yet.
-    fn settled(
+    /// The number of a file. If it is not settled yet, it will be `candidate`, or a number that
+    /// follows from the path if another file has the candidate or there is no candidate.
+    pub(super) fn settle(
         &self,
         node: Node,
-        here: &mut HostEntry,
+        number: &mut Option<FileNumber>,
         candidate: impl FnOnce() -> Option<u64>,
     ) -> u64 {
-        if let Some(FileNumber::Settled(number)) = here.number {
+        if let Some(FileNumber::Settled(number)) = *number {
             return number;
         }
         let candidate = candidate();
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = here.number.insert(numbers.take(candidate, node));
-        let (FileNumber::Settled(number) | FileNumber::Listed(number)) = *taken;
-        number
-    }
-
-    /// The inode number of a file that is known.
-    pub(crate) fn inode_number(&self, node: Node) -> u64 {
-        if self.is_numbered_by_path() {
-            return node.0;
-        }
-        let mut known = self.lock_entries();
-        let Some(here) = known.get_mut(&node) else { return node.0 | BY_PATH };
-        let listed = match here.number {
-            Some(FileNumber::Listed(number)) => Some(number),
-            _ => None,
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claim = |number: u64| match owners.entry(number) {
+            Entry::Vacant(entry) => {
+                entry.insert(node);
+                true
+            }
+            Entry::Occupied(entry) => *entry.get() == node,
         };
-        self.settled(node, here, || listed)
+        let taken = candidate.filter(|candidate| claim(*candidate)).unwrap_or_else(|| {
+            let mut number = node.0 | BY_PATH;
+            while !claim(number) {
+                number = number & (LAYER | BY_PATH) | number.wrapping_add(1) & (BY_PATH - 1);
+            }
+            number
+        });
+        *number = Some(FileNumber::Settled(taken));
+        taken
     }
 
-    /// The inode number of a file that a guest has seen, for a saved tree.
-    pub(crate) fn lasting_number(&self, node: Node) -> Option<u64> {
-        match self.lock_entries().get(&node)?.number? {
-            FileNumber::Settled(number) if !self.is_numbered_by_path() => Some(number),
-            _ => None,
-        }
+    /// Whether a file of the layer can have this number.
+    pub(super) fn is_valid(&self, number: u64) -> bool {
+        number & (LAYER | 1 << 63) == self.layer
     }
 
-    /// Gives a file of a saved tree the number that it had. A file that has a number keeps it, and
-    /// so does another one with this number.
-    pub(crate) fn restore_number(&self, node: Node, number: u64) -> Result<(), Refused> {
-        if number & (LAYER | 1 << 63) != HOST | u64::from(self.number) << 48 {
-            return Err(Refused::Invalid);
-        }
-        let mut known = self.lock_entries();
-        let here = known.get_mut(&node).ok_or(Refused::Missing)?;
-        self.settled(node, here, || Some(number));
-        Ok(())
+    /// Has all files numbered by their paths.
+    pub(super) fn follow_paths(&self) {
+        self.by_path.store(true, Ordering::Relaxed);
     }
 
-    /// Has all files numbered by their paths, as in trees that were saved before numbers followed
-    /// those of the host.
-    pub(crate) fn number_by_path(&self) {
-        self.numbers_by_path.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether all files are numbered by their paths.
-    pub(crate) fn is_numbered_by_path(&self) -> bool {
-        self.numbers_by_path.load(Ordering::Relaxed)
+    pub(super) fn are_by_path(&self) -> bool {
+        self.by_path.load(Ordering::Relaxed)
     }
 }

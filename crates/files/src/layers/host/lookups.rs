@@ -132,7 +132,7 @@ impl HostDirectory {
         };
         let mut known = self.lock_entries();
         let entry = known.get_mut(&child).ok_or(Refused::Missing)?;
-        self.settle(child, entry, &stat);
+        self.settle_number(child, entry, &stat);
         match inode {
             Some(inode) => {
                 entry.inode.get_or_insert(inode);
