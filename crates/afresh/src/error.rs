@@ -4,6 +4,7 @@
 //! [`source`](std::error::Error::source) returns the cause, which is an error of the crate below
 //! and can be downcast to it.
 
+use std::env::consts::{ARCH, OS};
 use std::io;
 use std::path::PathBuf;
 
@@ -69,7 +70,7 @@ pub enum OpenError {
         feature: &'static str,
     },
     /// This processor runs no such guests.
-    #[error("{what}: afresh runs {guests} on x86_64 only, and this is {}", std::env::consts::ARCH)]
+    #[error("{what}: afresh runs {guests} on x86_64 Linux only, and this is {ARCH} {OS}")]
     Processor {
         /// The reference.
         what: String,

@@ -38,7 +38,7 @@ mod wasm;
 #[path = "backend/wasm_absent.rs"]
 mod wasm;
 
-use std::env::consts::ARCH;
+use std::env::consts::{ARCH, OS};
 use std::path::Path;
 
 use afresh_pager::SnapshotMemory;
@@ -100,15 +100,15 @@ impl Kind {
         if open.is_some() {
             None
         } else if self.lacks_processor() {
-            Some(format!("afresh runs {guests} on x86_64 Linux only, and this is {ARCH}"))
+            Some(format!("afresh runs {guests} on x86_64 Linux only, and this is {ARCH} {OS}"))
         } else {
             Some(format!("this build of afresh lacks the feature `{}`", self.feature()))
         }
     }
 
-    /// Whether no feature brings such guests to this processor.
+    /// Whether no feature brings such guests to this processor and system.
     fn lacks_processor(self) -> bool {
-        matches!(self, Self::Machine | Self::Program) && ARCH != "x86_64"
+        matches!(self, Self::Machine | Self::Program) && (ARCH, OS) != ("x86_64", "linux")
     }
 
     /// The opener of such guests, if the build has it, and their name.
