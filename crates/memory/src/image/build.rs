@@ -327,9 +327,9 @@ pub(super) fn is_free(extents: &[Extent]) -> impl Fn(PageRange) -> bool {
 
 impl Image {
     /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something.
-    /// `kept` is the content of the first of these, and `read` puts that of the others into bytes, a
-    /// few runs after one another at a time. Both lists are sorted and disjoint, and all of `stored`
-    /// is in `changed`. Shares the rest.
+    /// `kept` is the content of the first of these, and `read` puts that of the others into bytes,
+    /// a few runs after one another at a time. Both lists are sorted and disjoint, and all of
+    /// `stored` is in `changed`. Shares the rest.
     ///
     /// # Errors
     /// As [`ImageBuilder::build`], when the pages violate this, and any error of `read`.

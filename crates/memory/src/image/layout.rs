@@ -175,18 +175,22 @@ mod tests {
 
     #[test]
     fn long_gaps_are_not_bridged_where_the_limit_is_missed_anyway() {
-        const LONG: usize = 1_000_000;
+        const LONG_GAP: usize = 1_000_000;
         for (apart, is_bridged) in [(MAX_RUNS - 2, false), (MAX_RUNS - 1, true), (300, false)] {
             let mut runs = scattered(apart + 1, 4);
             let end = runs.last().unwrap().end();
             // A long gap, and a small one.
-            runs.extend([PageRange::new(end + LONG, 1), PageRange::new(end + LONG + 4, 1)]);
+            runs.extend([PageRange::new(end + LONG_GAP, 1), PageRange::new(end + LONG_GAP + 4, 1)]);
             let can_bridge = |gap: PageRange| gap.start >= end;
             let bridged = bridged_gaps(&runs, can_bridge);
             assert!(!bridged[..apart].contains(&true), "{apart} gaps");
             assert_eq!(bridged[apart..], [is_bridged, true], "{apart} gaps");
             let pages = BackingLayout::new(&runs, can_bridge).places().last().unwrap().end();
-            assert_eq!(pages, runs.len() + 3 + if is_bridged { LONG } else { 0 }, "{apart} gaps");
+            assert_eq!(
+                pages,
+                runs.len() + 3 + if is_bridged { LONG_GAP } else { 0 },
+                "{apart} gaps"
+            );
         }
     }
 

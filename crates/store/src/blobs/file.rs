@@ -7,8 +7,8 @@
 //! [`BlobWriter::sync`]): the disk begins to write each of them, and only then is the first one
 //! synced. `sync_file_range` allocates the blocks of a file and starts its writes. So the blocks of
 //! all files are in the present transaction of ext4, or in the log of XFS, when the first `fsync`
-//! commits it. That commit is the expensive part, and the `fsync` of each other file mostly finds it
-//! done.
+//! commits it. That commit is the expensive part, and the `fsync` of each other file mostly finds
+//! it done.
 //! Nothing depends on it: each file has its own `fsync`, which returns when the file is durable,
 //! before the file gets its name.
 

@@ -1,14 +1,15 @@
 //! Saving: memory and guest state become a named snapshot.
 //!
-//! A save of a delta makes six syncs, in three steps: the files of the layer, the configuration and
-//! the manifest; the directory of the blobs, with the new `index.json`; the directory of that. Each
-//! step needs the one before it, and no sync can be left out:
+//! A save of a delta makes six syncs, in four steps: the files of the layer, the configuration and
+//! the manifest; the directory of the blobs; the new `index.json`; the directory of that. The first
+//! two steps run without `.index-lock`. Each step needs the one before it, and no sync can be left
+//! out:
 //!
 //! * A blob gets its name after its bytes are durable. Another writer may use each blob that has a
 //!   name, and acknowledge a snapshot with it.
 //! * The names of blobs are durable before `index.json` names their manifest. ext4 and XFS write
-//!   their logs in order, so a later name implies an earlier one. Btrfs logs single directories, and
-//!   POSIX promises nothing.
+//!   their logs in order, so a later name implies an earlier one. Btrfs logs single directories,
+//!   and POSIX promises nothing.
 //! * The bytes of `index.json` are durable before the rename, which replaces the old one. Only ext4
 //!   writes them out at a rename (`auto_da_alloc`).
 //! * The save is acknowledged after the rename is durable.
