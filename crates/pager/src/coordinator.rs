@@ -69,7 +69,9 @@ pub(crate) fn spawn(
         if whole && !control.has_failed() {
             control.finish();
             if let Some(image) = collapsing {
-                collapse::run(&image);
+                // This thread may do that for other images, too.
+                drop((slot, control));
+                collapse::run(image);
             }
         }
     };

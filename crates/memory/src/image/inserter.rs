@@ -142,9 +142,11 @@ impl Inserter {
     /// place. Accesses to them wait meanwhile.
     ///
     /// # Errors
-    /// `EAGAIN` where a page is missing or in use; `EINVAL` where the kernel makes no such folios;
-    /// `ENOMEM` where no 2 MiB of memory are free together; `ESRCH` in a child of the process that
-    /// made the image. The content is where it was.
+    /// `EAGAIN` where a page has not arrived or is in use. `EINVAL` where the kernel makes no such
+    /// folios, and where the huge page has no page any more, as that of a dropped image. `EBUSY`
+    /// where only some of its pages are there, and userfaultfd reports missing ones. `ENOMEM` where
+    /// no 2 MiB of memory are free together. `ESRCH` in a child of the process that made the image.
+    /// The content is where it was.
     pub fn collapse(&self, number: usize) -> Result<(), SysError> {
         let pages = PageRange::new(number * HUGE_PAGES, HUGE_PAGES);
         if !self.made.is_current() {
