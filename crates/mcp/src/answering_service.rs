@@ -2,7 +2,9 @@
 //! and a server on standard input ends only after all of them.
 //!
 //! Promises: a bounded number of calls uses or awaits sandboxes, because each keeps its arguments
-//! in memory while it waits. A further call gets an error at once. A panic of the four asynchronous
+//! in memory while it waits. A further call gets an error at once. Calls of `create_sandbox`,
+//! `close_sandbox` and `list_sandboxes` wait for no sandbox and are not counted: the maximum of
+//! sandboxes bounds those that start one. A panic of the four asynchronous
 //! handlers of [`Server`](crate::Server) is an error. Not promised: panics of `rmcp` itself, and of
 //! functions of the server that are not asynchronous.
 

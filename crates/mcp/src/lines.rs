@@ -1,8 +1,9 @@
 //! Messages of JSON-RPC as lines: reading, and the errors of lines that are no message.
 //!
 //! Promises: the text of a line takes at most [`MAX_LINE`] bytes, whatever its sender writes. A
-//! request has the [limits](crate::message_limit) of messages over HTTP, and takes permits for its
-//! memory until its call has ended.
+//! line has the [limits](crate::message_limit) of messages over HTTP, and takes permits for its
+//! memory while it is parsed. A request keeps them until its call has ended. Where none are free, a
+//! short line takes them from a second memory, so that a client can still list and close sandboxes.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,17 +11,21 @@ use rmcp::model::{GetExtensions, JsonRpcMessage, RequestId};
 use rmcp::service::RxJsonRpcMessage;
 use rmcp::{ErrorData, RoleServer};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::message_limit::{MessageMemory, MessageRefusal};
+use crate::message_limit::{MessageMemory, MessagePermits, MessageRefusal};
 
 /// Maximum bytes of a line.
 pub(crate) const MAX_LINE: u64 = 16 << 20;
 /// Bytes of a buffer that stays allocated after a long line.
 const MAX_IDLE_BUFFER: usize = 64 << 10;
 
-/// Maximum bytes of a line without an ID that takes no permits.
-const MAX_UNCHARGED: usize = 4 << 10;
+/// Maximum bytes of a short line.
+const MAX_SHORT_LINE: usize = 4 << 10;
+/// Maximum memory of the short lines that find no other memory. Each of 256 calls in flight has 64
+/// KiB of it.
+const MAX_SHORT_MEMORY: usize = 16 << 20;
 
 /// A message of the client.
 pub(crate) type ClientMessage = RxJsonRpcMessage<RoleServer>;
@@ -59,17 +64,37 @@ pub(crate) struct Lines<R> {
     input: R,
     line: Vec<u8>,
     memory: MessageMemory,
+    short_memory: MessageMemory,
 }
 
 /// The part of a line that names its answer.
 #[derive(Deserialize)]
 struct AnswerId {
     id: Option<RequestId>,
+    method: Option<IgnoredAny>,
+}
+
+impl AnswerId {
+    /// The ID of a line if it is a request. The server chose the ID of an answer.
+    fn of(line: &[u8]) -> Option<RequestId> {
+        let Self { id, method } = serde_json::from_slice(line).ok()?;
+        method.and(id)
+    }
 }
 
 impl<R: BufRead> Lines<R> {
     pub(crate) fn new(input: R) -> Self {
-        Self { input, line: Vec::new(), memory: MessageMemory::default() }
+        let short_memory = MessageMemory::new(MAX_SHORT_MEMORY);
+        Self { input, line: Vec::new(), memory: MessageMemory::default(), short_memory }
+    }
+
+    /// The permits for the line.
+    fn admit(&self) -> Result<MessagePermits, MessageRefusal> {
+        let is_short = self.line.len() <= MAX_SHORT_LINE;
+        match self.memory.admit(&self.line) {
+            Err(MessageRefusal::NoMemory) if is_short => self.short_memory.admit(&self.line),
+            admitted => admitted,
+        }
     }
 
     /// The next message, or the error of another line. `None` at the end of the input.
@@ -87,13 +112,13 @@ impl<R: BufRead> Lines<R> {
                 let why = format!("it is longer than {MAX_LINE} bytes");
                 return Ok(Some(Err(RefusedLine::invalid_request(&why, None))));
             }
-            let permits = match self.memory.admit(&self.line) {
+            let permits = match self.admit() {
                 Ok(permits) => Some(permits),
                 Err(why) => {
-                    let id = serde_json::from_slice(&self.line).ok();
-                    let id = id.and_then(|AnswerId { id }| id);
-                    // A short notification may cancel a call that holds the memory.
-                    if id.is_some() || self.line.len() > MAX_UNCHARGED {
+                    let id = AnswerId::of(&self.line);
+                    // A short notification may cancel a call that holds the memory. It is handled
+                    // without a wait.
+                    if id.is_some() || self.line.len() > MAX_SHORT_LINE {
                         return Ok(Some(Err(RefusedLine::beyond_limit(&why, id))));
                     }
                     None
@@ -235,7 +260,11 @@ mod tests {
             "0,".repeat(1 << 20)
         );
         let mut input = [&long[..], b"\n"].concat().repeat(18);
-        for line in [&cancel[..], &long, zeros.as_bytes()] {
+        let ping = br#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#;
+        let call = long_call(3, 4000);
+        let answer = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{}"}}"#, "x".repeat(2 << 20));
+        let lines = [&ping[..], &call, answer.as_bytes(), &cancel[..], &long, zeros.as_bytes()];
+        for line in lines {
             input.extend_from_slice(line);
             input.push(b'\n');
         }
@@ -245,6 +274,10 @@ mod tests {
         let refused = next().unwrap_err();
         assert_eq!((refused.error.code.0, refused.id), (-32603, Some(RequestId::Number(1))));
         assert!(refused.error.message.contains("too much memory"), "{}", refused.error);
+        // Short requests have a second memory, and the ID of an answer names no request.
+        let short = [next().unwrap(), next().unwrap()];
+        assert!(short.iter().all(|line| matches!(line, JsonRpcMessage::Request(_))));
+        assert_eq!(next().unwrap_err().id, None);
         // A call can be cancelled, and its memory is free once it has ended.
         assert!(matches!(next(), Ok(JsonRpcMessage::Notification(_))));
         drop(held);
@@ -254,5 +287,29 @@ mod tests {
             (refused.error.code.0, refused.id),
             (-32600, Some(RequestId::String("z".into())))
         );
+    }
+    #[test]
+    fn short_requests_share_a_second_bounded_memory() {
+        let long = [&long_call(1, 15 << 20)[..], b"\n"].concat().repeat(17);
+        let filler = [&long_call(2, 1 << 19)[..], b"\n"].concat().repeat(2);
+        let call = [&long_call(3, 2 << 10)[..], b"\n"].concat();
+        let count = 2000;
+        let input = [long, filler, call.repeat(count)].concat();
+        let mut lines = Lines::new(&input[..]);
+        let mut next = || lines.next_message().unwrap();
+        let mut held: Vec<_> = (0..17).map(|_| next().unwrap().unwrap()).collect();
+        held.extend((0..2).filter_map(|_| next().unwrap().ok()));
+        let mut refused = 0;
+        while let Some(line) = next() {
+            match line {
+                Ok(message) => held.push(message),
+                Err(why) => {
+                    assert_eq!((why.error.code.0, why.id), (-32603, Some(RequestId::Number(3))));
+                    refused += 1;
+                }
+            }
+        }
+        // More short calls than may be in flight, and not all.
+        assert!(refused > 0 && refused < count - 256, "{refused} of {count}");
     }
 }

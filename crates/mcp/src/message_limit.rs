@@ -108,11 +108,16 @@ pub(crate) struct MessageMemory(Arc<Semaphore>);
 
 impl Default for MessageMemory {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_MEMORY / PERMIT)))
+        Self::new(MAX_MEMORY)
     }
 }
 
 impl MessageMemory {
+    /// Memory of so many bytes.
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self(Arc::new(Semaphore::new(bytes / PERMIT)))
+    }
+
     /// Permits for so many bytes; `None` where they are not free.
     fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes.div_ceil(PERMIT)).unwrap_or(u32::MAX);

@@ -24,6 +24,37 @@ struct RegistryState {
     sandboxes: BTreeMap<String, SharedSandbox>,
     /// Sandboxes that were ever named.
     count: u64,
+    /// Places reserved for sandboxes that are being made.
+    reserved: usize,
+}
+
+/// Places for sandboxes that are being made. Those left when it is dropped are free again.
+pub(crate) struct Reservation {
+    registry: Arc<Registry>,
+    count: usize,
+}
+
+impl Reservation {
+    /// Names the new sandboxes. They are at most as many as the places.
+    pub(crate) fn fill(mut self, new: Vec<Sandbox>) -> Vec<String> {
+        let mut state = self.registry.lock();
+        debug_assert!(new.len() <= self.count, "each sandbox has a place");
+        state.reserved -= std::mem::take(&mut self.count);
+        let mut names = Vec::with_capacity(new.len());
+        for sandbox in new {
+            state.count += 1;
+            let name = format!("sandbox-{}", state.count);
+            state.sandboxes.insert(name.clone(), Arc::new(CallMutex::new(sandbox)));
+            names.push(name);
+        }
+        names
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.registry.lock().reserved -= self.count;
+    }
 }
 
 impl Registry {
@@ -44,23 +75,13 @@ impl Registry {
         Ok(Sandbox::new(self.config.guest.session()?, self.config.language))
     }
 
-    /// Checks that `count` more sandboxes fit.
-    pub(crate) fn check_room(&self, count: usize) -> Result<(), SandboxError> {
-        self.lock().check_room(count, self.config.max_sandboxes)
-    }
-
-    /// Names new sandboxes.
-    pub(crate) fn insert(&self, new: Vec<Sandbox>) -> Result<Vec<String>, SandboxError> {
-        let mut state = self.lock();
-        state.check_room(new.len(), self.config.max_sandboxes)?;
-        let mut names = Vec::with_capacity(new.len());
-        for sandbox in new {
-            state.count += 1;
-            let name = format!("sandbox-{}", state.count);
-            state.sandboxes.insert(name.clone(), Arc::new(CallMutex::new(sandbox)));
-            names.push(name);
-        }
-        Ok(names)
+    /// Reserves places for `count` sandboxes before they are made.
+    ///
+    /// # Errors
+    /// The sandboxes and the reserved places leave too few.
+    pub(crate) fn reserve(self: &Arc<Self>, count: usize) -> Result<Reservation, SandboxError> {
+        self.lock().reserve(count, self.config.max_sandboxes)?;
+        Ok(Reservation { registry: Arc::clone(self), count })
     }
 
     fn get(&self, name: &str) -> Result<SharedSandbox, SandboxError> {
@@ -106,13 +127,19 @@ fn unknown(name: &str) -> String {
 }
 
 impl RegistryState {
-    fn check_room(&self, count: usize, max: usize) -> Result<(), SandboxError> {
-        if count > max.saturating_sub(self.sandboxes.len()) {
+    fn reserve(&mut self, count: usize, max: usize) -> Result<(), SandboxError> {
+        let exist = self.sandboxes.len();
+        if count > max.saturating_sub(exist).saturating_sub(self.reserved) {
+            let making = match self.reserved {
+                0 => String::new(),
+                reserved => format!(", {reserved} are being made,"),
+            };
             return Err(SandboxError::Refused(format!(
-                "{} sandboxes exist and at most {max} may; close one with `close_sandbox`",
-                self.sandboxes.len()
+                "{exist} sandboxes exist{making} and at most {max} may; close one with \
+                 `close_sandbox`"
             )));
         }
+        self.reserved += count;
         Ok(())
     }
 }

@@ -343,10 +343,10 @@ impl ToolCall {
         if count == 0 {
             return Err(SandboxError::Refused("`count` is 0; make at least 1 fork".to_owned()));
         }
-        self.registry.check_room(count)?;
-        let fork = move |sandbox: &mut Sandbox| sandbox.fork(count);
-        let sandboxes = self.registry.insert(self.with(&sandbox, fork).await?)?;
-        Ok(answer(&SandboxNames { sandboxes }, false))
+        let places = self.registry.reserve(count)?;
+        let fork = move |sandbox: &mut Sandbox| Ok((sandbox.fork(count)?, places));
+        let (forks, places) = self.with(&sandbox, fork).await?;
+        Ok(answer(&SandboxNames { sandboxes: places.fill(forks) }, false))
     }
 
     async fn diff(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
@@ -363,12 +363,14 @@ impl ToolCall {
 
     async fn create_sandbox(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
         let NoArguments {} = parse(arguments)?;
-        self.registry.check_room(1)?;
+        let places = self.registry.reserve(1)?;
         let registry = Arc::clone(&self.registry);
-        let started = tokio::task::spawn_blocking(move || registry.start()).await;
-        let started = started.map_err(|error| SandboxError::Refused(error.to_string()))??;
-        let sandboxes = self.registry.insert(vec![started])?;
-        Ok(answer(&SandboxNames { sandboxes }, false))
+        // The start keeps its place to its end where the client has left.
+        let start = move || registry.start().map(|started| (started, places));
+        let started = tokio::task::spawn_blocking(start).await;
+        let (started, places) =
+            started.map_err(|error| SandboxError::Refused(error.to_string()))??;
+        Ok(answer(&SandboxNames { sandboxes: places.fill(vec![started]) }, false))
     }
 
     async fn close_sandbox(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
@@ -400,6 +402,75 @@ mod tests {
         let guest = Guest::from_bytes("empty", &wasm, &Options::new()).unwrap();
         let language = afresh_interpreter::Language::named("javascript").unwrap();
         Arc::new(Registry::new(Config::new(guest, language)).unwrap())
+    }
+
+    fn new_call(registry: &Arc<Registry>) -> ToolCall {
+        ToolCall {
+            registry: Arc::clone(registry),
+            cancellation: CancellationToken::new(),
+            cancelled: Arc::default(),
+            progress: None,
+            permits: None,
+        }
+    }
+
+    fn arguments(arguments: serde_json::Value) -> JsonObject {
+        serde_json::from_value(arguments).unwrap()
+    }
+
+    /// All calls reserve their places before the one thread for starts is free.
+    #[test]
+    fn sandboxes_that_start_at_once_stay_within_the_limit() {
+        const FREE: usize = 3;
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.max_blocking_threads(1).build().unwrap().block_on(async {
+            let mut registry = registry();
+            Arc::get_mut(&mut registry).unwrap().config.max_sandboxes = FREE + 1;
+            let (end, ends) = std::sync::mpsc::channel::<()>();
+            let occupied = tokio::task::spawn_blocking(move || ends.recv());
+            let calls = (0..4 * FREE).map(|_| {
+                let call = new_call(&registry);
+                tokio::spawn(async move { call.create_sandbox(JsonObject::new()).await })
+            });
+            let calls: Vec<_> = calls.collect();
+            // Refused calls end while the others wait for the thread.
+            while calls.iter().filter(|call| call.is_finished()).count() < 3 * FREE {
+                tokio::task::yield_now().await;
+            }
+            let fork = arguments(serde_json::json!({"count": 1}));
+            let refused = new_call(&registry).fork(fork).await.unwrap_err().to_string();
+            assert!(refused.starts_with("1 sandboxes exist, 3 are being made"), "{refused}");
+            end.send(()).unwrap();
+            occupied.await.unwrap().unwrap();
+            let mut refused = 0;
+            for call in calls {
+                refused += usize::from(call.await.unwrap().is_err());
+            }
+            assert_eq!((refused, registry.names().len()), (3 * FREE, FREE + 1));
+            registry.close("sandbox-1").unwrap();
+            new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap();
+        });
+    }
+
+    #[tokio::test]
+    async fn places_of_sandboxes_that_are_not_made_are_free_again() {
+        let mut registry = registry();
+        Arc::get_mut(&mut registry).unwrap().config.max_sandboxes = 2;
+        let fork = arguments(serde_json::json!({"count": 1, "sandbox": "absent"}));
+        let failed = new_call(&registry).fork(fork).await.unwrap_err().to_string();
+        assert!(failed.starts_with("no sandbox is named"), "{failed}");
+        let places = registry.reserve(1).unwrap();
+        let start = move || -> Result<(), SandboxError> {
+            let _places = places;
+            panic!("a planted defect");
+        };
+        assert!(tokio::task::spawn_blocking(start).await.is_err());
+        let fork = arguments(serde_json::json!({"count": 1}));
+        let cancelled = new_call(&registry);
+        cancelled.cancellation.cancel();
+        assert!(matches!(cancelled.fork(fork).await, Err(SandboxError::Cancelled)));
+        new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap();
+        assert!(new_call(&registry).create_sandbox(JsonObject::new()).await.is_err());
     }
 
     #[tokio::test]
