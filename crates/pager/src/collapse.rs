@@ -68,8 +68,8 @@ impl CollapsingImage {
 }
 
 /// Moves the huge pages of a complete image to folios, unless it is dropped before. Returns at once
-/// where another thread will do that. Otherwise this thread does it for all images that come
-/// meanwhile, too.
+/// where another thread will do that. Otherwise this thread does it, and for later images until
+/// none waits.
 pub(crate) fn run(image: Weak<CollapsingImage>) {
     let queue = QUEUE.get();
     if queue.add(image) {
@@ -138,7 +138,7 @@ fn move_pages(image: &Weak<CollapsingImage>) {
         let Some(inserter) = image.inserter() else { return };
         let began = Instant::now();
         // No error says that the kernel makes no folios at all: `EINVAL` also comes where the image
-        // was dropped meanwhile. So each image asks for itself.
+        // was dropped during the call. So each image asks for itself.
         if inserter.collapse(number).is_ok() {
             image.folios.fetch_add(1, Ordering::Relaxed);
             refusals = 0;
