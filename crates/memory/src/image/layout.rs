@@ -194,8 +194,9 @@ mod tests {
         }
     }
 
+    // It reads the file through a descriptor.
+    #[cfg(not(any(miri, afresh_portable)))]
     #[test]
-    #[cfg_attr(miri, ignore = "reads the file through a descriptor")]
     fn parts_of_runs_are_written_to_their_places() {
         use std::os::fd::AsFd;
         use std::os::unix::fs::FileExt;
