@@ -8,13 +8,15 @@ use serde_json::Value;
 
 use crate::row::{Options, Row, Sink};
 
-/// Runs `command` to its end and hands on its rows as rows of `table`. Its standard error is ours.
+/// Runs `command` to its end and hands on its rows as rows of `table`, with these further measures
+/// where a row has them. Its standard error is ours.
 ///
 /// # Errors
 /// When the program does not run, prints something else, or fails.
 pub(crate) fn run(
     mut command: Command,
     table: &'static str,
+    measures: &[&'static str],
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
@@ -26,7 +28,7 @@ pub(crate) fn run(
         .with_context(|| format!("cannot run {name}"))?;
     let output = child.stdout.take().context("no standard output")?;
     let rows = BufReader::new(output).lines().try_for_each(|line| {
-        let row = parse(&line?, table)?;
+        let row = parse(&line?, table, measures)?;
         if options.wants(&row.case, &row.strategy) {
             sink(&row);
         }
@@ -43,7 +45,7 @@ pub(crate) fn run(
 }
 
 /// One row.
-fn parse(line: &str, table: &'static str) -> anyhow::Result<Row> {
+fn parse(line: &str, table: &'static str, measures: &[&'static str]) -> anyhow::Result<Row> {
     let row: Value = serde_json::from_str(line).with_context(|| format!("no row: {line}"))?;
     let number = |name: &str| row[name].as_f64().with_context(|| format!("no {name}: {line}"));
     let text = |name: &str| {
@@ -60,7 +62,7 @@ fn parse(line: &str, table: &'static str) -> anyhow::Result<Row> {
         p99: number("p99")?,
         unit: "us",
         samples: samples.filter_map(Value::as_f64).collect(),
-        more: Vec::new(),
+        more: measures.iter().filter_map(|name| Some((*name, row.get(name)?.clone()))).collect(),
     })
 }
 
@@ -69,14 +71,14 @@ mod tests {
     use super::*;
 
     const LINE: &str = r#"{"case": "png", "strategy": "afl++/persistent", "median": 20.0,
-        "min": 18.5, "p99": 31.0, "samples": [18.5, 20.0, 31.0]}"#;
+        "min": 18.5, "p99": 31.0, "samples": [18.5, 20.0, 31.0], "pss_kib": 7, "other": 1}"#;
 
     fn rows(script: &str, filter: Option<&str>) -> anyhow::Result<Vec<Row>> {
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", &LINE.replace('\n', "")]);
         let options = Options { filter: filter.map(str::to_owned), ..Options::quick() };
         let mut rows = Vec::new();
-        run(command, "fuzz", &options, &mut |row| rows.push(row.clone()))?;
+        run(command, "fuzz", &["pss_kib"], &options, &mut |row| rows.push(row.clone()))?;
         Ok(rows)
     }
 
@@ -86,6 +88,7 @@ mod tests {
         let seen = (row.table, row.case.as_str(), row.strategy.as_str(), row.threads, row.median);
         assert_eq!(seen, ("fuzz", "png", "afl++/persistent", 1, 20.0));
         assert_eq!(row.samples, [18.5, 20.0, 31.0]);
+        assert_eq!(row.more, [("pss_kib", Value::from(7))]);
         assert!(rows("echo \"$1\"", Some("afresh")).unwrap().is_empty());
     }
 

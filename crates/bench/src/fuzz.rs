@@ -41,7 +41,7 @@ pub fn all(
     let (seconds, rounds) = if is_quick { ("1", "2") } else { ("3", "5") };
     let mut command = Command::new(program);
     command.args(["--json", "--seconds", seconds, "--rounds", rounds]);
-    foreign_rows::run(command, TABLE, options, sink)
+    foreign_rows::run(command, TABLE, &[], options, sink)
 }
 
 #[cfg(test)]
