@@ -3,108 +3,15 @@
 
 #![cfg(feature = "mcp")]
 
+mod client;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
+use client::Client;
 use serde_json::{Value, json};
-
-/// A client on the server's standard input and output.
-struct Client {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-    count: u64,
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Client {
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
-            .arg("mcp")
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (input, output) = (child.stdin.take(), child.stdout.take().unwrap());
-        let mut this = Self { child, input, output: BufReader::new(output), count: 0 };
-        let hello = this.ask(
-            "initialize",
-            json!({"protocolVersion": "2025-06-18", "capabilities": {},
-                   "clientInfo": {"name": "test", "version": "1"}}),
-        );
-        assert_eq!(hello["serverInfo"]["name"], "afresh", "{hello}");
-        this.write(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-        this
-    }
-
-    fn write(&mut self, message: &Value) {
-        writeln!(self.input.as_mut().unwrap(), "{message}").unwrap();
-    }
-
-    fn send(&mut self, method: &str, params: Value) -> u64 {
-        self.count += 1;
-        let id = self.count;
-        let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
-        self.write(&request);
-        id
-    }
-
-    /// The next message of the server.
-    fn next(&mut self) -> Value {
-        let mut line = String::new();
-        if self.output.read_line(&mut line).unwrap() == 0 {
-            let mut errors = String::new();
-            let _ = self.child.stderr.take().unwrap().read_to_string(&mut errors);
-            panic!("the server ended: {errors}");
-        }
-        serde_json::from_str(&line).unwrap()
-    }
-
-    fn answer(&mut self, id: u64) -> Value {
-        loop {
-            let message = self.next();
-            if message["id"] == id {
-                return message;
-            }
-        }
-    }
-
-    fn ask(&mut self, method: &str, params: Value) -> Value {
-        let id = self.send(method, params);
-        let mut answer = self.answer(id);
-        assert!(answer["error"].is_null(), "{answer}");
-        answer["result"].take()
-    }
-
-    fn call(&mut self, tool: &str, arguments: Value) -> Value {
-        self.ask("tools/call", json!({"name": tool, "arguments": arguments}))
-    }
-
-    /// A call that succeeds: its structured result.
-    fn call_ok(&mut self, tool: &str, arguments: Value) -> Value {
-        let mut result = self.call(tool, arguments);
-        assert_ne!(result["isError"], true, "{result}");
-        result["structuredContent"].take()
-    }
-
-    /// A call that fails: its text.
-    fn refused(&mut self, tool: &str, arguments: Value) -> String {
-        let result = self.call(tool, arguments);
-        assert_eq!(result["isError"], true, "{result}");
-        result["content"][0]["text"].as_str().unwrap().to_owned()
-    }
-}
 
 fn quickjs() -> Option<String> {
     let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/quickjs.wasm");
@@ -561,7 +468,7 @@ fn the_python_sdk_uses_every_kind_of_tool() {
         return;
     };
     let Some(python) = python() else { return };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp_client.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp/sdk_client.py");
     for mode in ["auto", "legacy"] {
         let ran = Command::new(&client)
             .arg(&script)
