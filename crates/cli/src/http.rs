@@ -26,6 +26,9 @@ use crate::Settings;
 use crate::output::{Format, say};
 use crate::serve::Arguments;
 
+/// How long an ended server waits for its threads.
+const THREADS_END_TIMEOUT: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Args)]
 #[group(id = "http", conflicts_with = "stdio", multiple = true)]
 pub(crate) struct HttpArguments {
@@ -213,12 +216,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let subscriber = tracing_subscriber::registry().with(log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     #[cfg(not(feature = "otel"))]
-    {
+    let ended = {
         subscriber.init();
         runtime.block_on(serve(arguments, settings))
-    }
+    };
     #[cfg(feature = "otel")]
-    {
+    let ended = {
         let traces = afresh_serve::otel::Settings::from_env()?;
         let notes = traces.as_ref().map_or_else(Vec::new, |traces| traces.notes().to_vec());
         let traces = traces.map(afresh_serve::otel::Traces::new);
@@ -235,7 +238,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
             ended
         })
-    }
+    };
+    // A call that hangs has a thread that never ends.
+    runtime.shutdown_timeout(THREADS_END_TIMEOUT);
+    ended
 }
 
 async fn serve(

@@ -1,5 +1,5 @@
-//! Health of the parts that a server relies on: its lease in a fleet, its directory, and the
-//! fleet's store.
+//! Health of the parts that a server relies on: its lease in a fleet, its directory, the fleet's
+//! store, and calls that end.
 //!
 //! Promises: a probe delays no request. A lost lease makes a server of sandboxes alone unready.
 //! Faults of stores do not: sandboxes stay usable without saves. `/readyz` names them, and
@@ -73,8 +73,9 @@ impl Health {
 /// Every check of a server, and whether it fails now.
 pub(crate) fn checks(shared: &ServerState) -> Vec<(Check, bool)> {
     let mut all = Vec::new();
-    if shared.sandboxes.is_some() {
+    if let Some(routes) = &shared.sandboxes {
         all.push((Check::Directory, shared.health.directory_fails.load(Ordering::Relaxed)));
+        all.push((Check::Calls, routes.sandboxes.has_overdue_calls()));
     }
     #[cfg(feature = "fleet")]
     if let Some(fleet) = &shared.fleet {

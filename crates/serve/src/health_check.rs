@@ -7,6 +7,8 @@ pub(crate) enum Check {
     Lease,
     /// The directory of saved sandboxes.
     Directory,
+    /// The calls of sandboxes, which end soon after their time limit.
+    Calls,
     #[cfg(feature = "fleet")]
     Store,
 }
@@ -18,6 +20,7 @@ impl Check {
             #[cfg(feature = "fleet")]
             Self::Lease => "lease",
             Self::Directory => "directory",
+            Self::Calls => "calls",
             #[cfg(feature = "fleet")]
             Self::Store => "store",
         }
@@ -29,6 +32,7 @@ impl Check {
             #[cfg(feature = "fleet")]
             Self::Lease => "the lease is lost, and sandboxes are refused until NATS renews it",
             Self::Directory => "the directory cannot be written, and saves are refused",
+            Self::Calls => "calls run far past their time limit and hold places; restart the server",
             #[cfg(feature = "fleet")]
             Self::Store => "the fleet's store does not answer, and saves are refused",
         }

@@ -27,6 +27,9 @@
 //! # }
 //! ```
 
+// A lock in a `match` lasts to its end, where an arm may take it again.
+#![warn(clippy::significant_drop_in_scrutinee)]
+
 mod address_limits;
 mod audit;
 mod body;

@@ -112,7 +112,7 @@ impl Metrics {
         let sandboxes = Family::<Labels, Gauge>::default();
         registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
         let healthy = Family::<Labels, Gauge>::default();
-        let help = "Whether the lease, the directory and the fleet's store work: 1 or 0";
+        let help = "Whether the lease, the directory and the fleet's store work and calls end: 1 or 0";
         registry.register("healthy", help, healthy.clone());
         let connections = Gauge::default();
         registry.register("connections", "Open connections", connections.clone());
@@ -250,6 +250,7 @@ impl Metrics {
         self.set("guest", (0, 0));
         self.set_sandboxes(0, 0);
         self.set_healthy(Check::Directory, true);
+        self.set_healthy(Check::Calls, true);
         let mut stats = afresh::pool::PoolStats::default();
         stats.quarantines.insert("reason", 0);
         PoolMetrics::new(&self.pools, "guest", ("kind", "mode", "strategy")).show(stats);

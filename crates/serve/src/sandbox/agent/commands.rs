@@ -30,6 +30,8 @@ pub(crate) struct Commands {
     slicing: AtomicBool,
     /// The place of the call that runs.
     pub(crate) place: Mutex<Option<Permit>>,
+    /// When that call began.
+    begun: Mutex<Option<Instant>>,
     /// CPU time of the calls and slices that have ended.
     ended_cpu: Mutex<Duration>,
     /// The turn of the running call on the processors.
@@ -49,6 +51,7 @@ impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         drop(lock(&self.0.cpu).take());
         drop(lock(&self.0.place).take());
+        *lock(&self.0.begun) = None;
     }
 }
 
@@ -256,7 +259,13 @@ impl Commands {
     /// client.
     pub(crate) fn hold(&self, place: Permit) -> RunningCall<'_> {
         *lock(&self.place) = Some(place);
+        *lock(&self.begun) = Some(Instant::now());
         RunningCall(self)
+    }
+
+    /// How long the call that runs has run.
+    pub(crate) fn running_time(&self) -> Option<Duration> {
+        lock(&self.begun).map(|begun| begun.elapsed())
     }
 
     /// CPU time of the sandbox until now, as far as it is known on this thread.

@@ -105,7 +105,9 @@ impl ClientPatience {
         let until = self.begun + self.time / part;
         commands.with_turn(CpuTurn::rest);
         let place = &commands.place;
-        let parked = match lock(place).take().map(Permit::park) {
+        // The lock ends with this statement: a permit that is kept is put back under it.
+        let permit = lock(place).take();
+        let parked = match permit.map(Permit::park) {
             Some(Ok(parked)) => Some(parked),
             Some(Err(kept)) => {
                 *lock(place) = Some(kept);
@@ -428,6 +430,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::concurrency::{ConcurrencyLimiter, Share};
     use crate::sandbox::agent::byte_channel::MAX_WAITING_BYTES;
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -539,6 +542,36 @@ mod tests {
             let early = routed.starting.as_ref().map_or(0, |starting| starting.early.len());
             assert!(early <= MAX_EARLY_BYTES / PIECE_COST, "{early}");
         }
+    }
+
+    #[test]
+    fn a_call_that_cannot_park_keeps_its_place_and_ends() {
+        let runtime = runtime();
+        let share = Share { running: 2, waiting: 0, weight: 1 };
+        let gate = ConcurrencyLimiter::new(1, [share]);
+        let enter = || runtime.block_on(gate.enter(0, TEST_TIMEOUT)).ok().expect("it is free");
+        let parked = enter().park().ok().expect("nothing is parked");
+        let commands = Arc::new(Commands::default());
+        let calling = commands.clone();
+        let (ended, end) = std::sync::mpsc::channel();
+        let permit = enter();
+        let within = runtime.handle().clone();
+        // A deadlock of this thread fails the test by the limit below.
+        std::thread::spawn(move || {
+            let _within = within.enter();
+            let _running = calling.hold(permit);
+            let short = Duration::from_millis(50);
+            let mut router = OutputRouter::new(short, calling.clone(), || Ok(()));
+            let _unread = router.route_code_output(copy_piece, |result| Some(result.to_vec()));
+            let flood = vec![b'x'; MAX_WAITING_BYTES as usize];
+            let printed = router.print(Stream::Stdout, &flood).is_err();
+            let has_place = lock(&calling.place).is_some();
+            ended.send((printed, has_place, router.is_late())).unwrap();
+        });
+        let outcome = end.recv_timeout(TEST_TIMEOUT).expect("the call hangs");
+        assert_eq!(outcome, (true, true, true));
+        drop(parked);
+        assert!(runtime.block_on(gate.enter(0, TEST_TIMEOUT)).is_ok(), "the place is not free");
     }
 
     #[test]

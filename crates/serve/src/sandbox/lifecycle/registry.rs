@@ -113,6 +113,10 @@ const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-i
 /// How long a call waits for the one before until the log has it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
 
+/// A call waits for its client, a processor and a place again, each for at most its time limit. One
+/// that has run for this many time limits is reported as a fault.
+const OVERDUE_FACTOR: u32 = 10;
+
 /// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -271,6 +275,19 @@ impl Sandboxes {
     /// Whether a template of exactly this name exists.
     pub(crate) fn has_template(&self, name: &str) -> bool {
         self.templates.iter().any(|template| template.config.name == name)
+    }
+
+    /// Whether a call has run for many times its time limit, so that something blocks it.
+    pub(crate) fn has_overdue_calls(&self) -> bool {
+        self.has_calls_past(self.config.call_timeout.saturating_mul(OVERDUE_FACTOR))
+    }
+
+    /// Whether a call has run for more than `limit`.
+    pub(crate) fn has_calls_past(&self, limit: Duration) -> bool {
+        let is_overdue = |sandbox: &Arc<Sandbox>| {
+            sandbox.commands.running_time().is_some_and(|time| time > limit)
+        };
+        [&self.all, &*self.killed].into_iter().any(|all| lock(all).values().any(is_overdue))
     }
 
     /// Running calls, and their limit.

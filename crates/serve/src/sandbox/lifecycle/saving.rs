@@ -56,19 +56,30 @@ impl Sandboxes {
         how: SaveMode,
     ) -> Result<(), ErrorResponse> {
         let life = sandbox.life.clone().lock_owned().await;
-        let place = match how.ending {
-            true => None,
-            false => {
-                let patience = self.config.call_timeout;
-                Some(self.pauses.enter(&self.accounts, &sandbox.tenant, patience).await?)
-            }
-        };
+        let patience = self.config.call_timeout;
+        let place = self.pauses.enter(&self.accounts, &sandbox.tenant, patience).await?;
         let saving = self.clone().save_now(sandbox.clone(), life, how);
         to_its_end(async move {
             let _place = place;
             saving.await
         })
         .await
+    }
+
+    /// Saves a sandbox of an ending server, whose calls have until `until` to end.
+    pub(crate) async fn save_at_end(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        until: tokio::time::Instant,
+    ) -> Result<(), ErrorResponse> {
+        let how =
+            SaveMode { pause: sandbox.lifetime().paused, ending: true, ..SaveMode::default() };
+        let life = tokio::time::timeout_at(until, sandbox.life.clone().lock_owned()).await;
+        let life = life.map_err(|_| {
+            let message = "a call of the sandbox did not end in time";
+            ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        })?;
+        to_its_end(self.clone().save_now(sandbox.clone(), life, how)).await
     }
 
     /// Pauses a sandbox for its client, within the budget of saved states, with its memory or with

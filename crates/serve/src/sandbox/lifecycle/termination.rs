@@ -38,6 +38,8 @@ const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an ending server tries to save its sandboxes after refusals.
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Minimum time that an ending server waits for the calls of one sandbox.
+const MIN_CALL_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the sweep waits for a place: it has no client that retries.
 const SAVE_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -371,18 +373,25 @@ impl Sandboxes {
     /// Saves every live sandbox, when the server ends; whether all of them are. A save that is
     /// refused for now is tried again: servers that the fleet agrees over may be away for a moment.
     pub(crate) async fn save_all(self: &Arc<Self>) -> bool {
-        let all: Vec<_> = {
+        self.save_all_within(SAVE_ALL_TIMEOUT).await
+    }
+
+    /// The same with a limit for retries, and for the ends of calls that still run.
+    pub(crate) async fn save_all_within(self: &Arc<Self>, limit: Duration) -> bool {
+        let mut all: Vec<_> = {
             let all = lock(&self.all);
             self.ending.store(true, Ordering::Relaxed);
             all.values().cloned().collect()
         };
-        let until = Instant::now() + SAVE_ALL_TIMEOUT;
+        // A call that hangs delays no save of another sandbox.
+        all.sort_by_cached_key(|sandbox| sandbox.life.try_lock().is_err());
+        let until = Instant::now() + limit;
+        let calls_end = tokio::time::Instant::now() + limit;
         let mut complete = true;
         for sandbox in all {
-            let how =
-                SaveMode { pause: sandbox.lifetime().paused, ending: true, ..SaveMode::default() };
             loop {
-                let Err(refusal) = self.save(&sandbox, how).await else { break };
+                let calls_end = calls_end.max(tokio::time::Instant::now() + MIN_CALL_END_TIMEOUT);
+                let Err(refusal) = self.save_at_end(&sandbox, calls_end).await else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {
                     // A client has paused or ended it since then, or another host has it: nothing
                     // is lost here.

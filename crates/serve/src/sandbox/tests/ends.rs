@@ -58,6 +58,27 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
     assert!(refused().await);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_ends_without_a_sandbox_whose_call_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = open(&config(&dir)).await;
+    let sandboxes = [make(&all, options(HOUR)).await, make(&all, options(HOUR)).await];
+    let [hanging, other] = &sandboxes;
+    // A call holds both for ever.
+    let _life = hanging.life.clone().lock_owned().await;
+    assert!(!all.has_calls_past(Duration::ZERO));
+    let place = all.pauses.enter(&all.accounts, &TENANT.into(), HOUR).await.unwrap();
+    let running = hanging.commands.hold(place);
+    until("no fault", async || all.has_calls_past(ENTER_TIMEOUT)).await;
+    let saving = all.save_all_within(ENTER_TIMEOUT);
+    let complete = tokio::time::timeout(TEST_TIMEOUT, saving).await;
+    assert!(!complete.expect("the server waits for ever"), "the sandbox is saved");
+    assert!(is_saved(other).await);
+    assert!(!all.has_overdue_calls());
+    drop(running);
+    assert!(!all.has_calls_past(Duration::ZERO));
+}
+
 /// A server that dies within the call must not have the sandbox again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_within_a_call_is_recorded_before_it_is_acknowledged() {
