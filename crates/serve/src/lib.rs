@@ -61,6 +61,7 @@ mod oidc;
 #[cfg(feature = "otel")]
 pub mod otel;
 mod pool_metrics;
+mod private_directory;
 mod proxy;
 mod random;
 #[doc(hidden)]

@@ -59,6 +59,7 @@ pub use seal::{SealError, SealReport, seal};
 
 use crate::error::ServeError;
 use crate::lock::lock;
+use crate::private_directory::open_group_private;
 use crate::random::hex_digits;
 use clock::now;
 use credentials::Role;
@@ -169,7 +170,7 @@ fn store(place: &str) -> Result<afresh::store::remote::Remote, afresh::Cause> {
     let url = match place.contains("://") {
         true => place.to_owned(),
         false => {
-            std::fs::create_dir_all(place)?;
+            open_group_private(place.as_ref())?;
             format!("file://{}", std::fs::canonicalize(place)?.display())
         }
     };

@@ -21,6 +21,7 @@ use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
+use crate::private_directory::open_private;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::builds::Builds;
 use crate::sandbox::catalog::template::Warm;
@@ -168,7 +169,7 @@ impl Sandboxes {
         if config.templates.is_empty() {
             return Err("no template is named that sandboxes could be made from".into());
         }
-        std::fs::create_dir_all(&config.dir)?;
+        open_private(&config.dir)?;
         let boot = random(8).map_err(|refusal| refusal.message)?;
         let directory = Directory::lock(&config.dir)?;
         let ledger = match ledger {

@@ -6,6 +6,8 @@
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
+use crate::private_directory::create_private;
+
 /// The lock on a directory, held until it is dropped.
 pub(crate) struct Directory {
     #[allow(dead_code, reason = "the lock ends when the file is closed")]
@@ -15,7 +17,7 @@ pub(crate) struct Directory {
 impl Directory {
     /// Locks a directory that exists.
     pub(crate) fn lock(dir: &Path) -> Result<Self, afresh::Cause> {
-        let file = File::create(dir.join("lock"))?;
+        let file = create_private(&dir.join("lock"))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

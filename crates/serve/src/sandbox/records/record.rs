@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::format_version::FormatVersion;
+use crate::private_directory::{create_private, open_private};
 use crate::sandbox::catalog::base_state::BaseState;
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::request_body::network_rules::NetworkRules;
@@ -178,9 +179,9 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// The directory, made if it is missing.
+    /// The directory, made if it is missing. Records have tokens, so it is the server's alone.
     pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
-        fs::create_dir_all(&dir)?;
+        open_private(&dir)?;
         Ok(Self { dir })
     }
 
@@ -204,7 +205,7 @@ impl Records {
         let part = |id: &str| self.path(id).with_extension("part");
         let write = |(id, record): &(&str, &R)| {
             let text = serde_json::to_vec(record)?;
-            let mut file = File::create(part(id))?;
+            let mut file = create_private(&part(id))?;
             file.write_all(&text)?;
             file.sync_all()
         };
@@ -296,6 +297,8 @@ pub(crate) fn state_reference(dir: &std::path::Path, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -417,6 +420,10 @@ mod tests {
         };
         records.store_record("a", &record).unwrap();
         records.store_record("b", &record).unwrap();
+        for path in ["snapshots", "snapshots/a.json"] {
+            let mode = fs::metadata(dir.path().join(path)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{path} is open to other users");
+        }
         fs::write(dir.path().join("snapshots/c.json"), "{").unwrap();
         fs::write(dir.path().join("snapshots/d.part"), "{").unwrap();
         // The disk refuses to read it.
