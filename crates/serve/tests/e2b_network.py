@@ -29,7 +29,8 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.send_header('transfer-encoding', 'chunked'); self.end_headers()
         if self.path.startswith('/go'): go_on[self.path[3:]].release()
         for n in range(3):
-            piece = f'{n} {self.path} {self.headers["x-access-token"]}\\n'.encode()
+            shown = self.headers["x-access-token"] or self.headers["e2b-traffic-access-token"]
+            piece = f'{n} {self.path} {shown}\\n'.encode()
             self.wfile.write(b'%x\\r\\n%s\\r\\n' % (len(piece), piece)); self.wfile.flush()
             # The next one is sent once the client asks for that.
             if self.path in ('/0', '/1', '/2'): go_on[self.path].acquire()
@@ -42,7 +43,7 @@ def ask(sandbox: Sandbox, port: int, path: str, data: bytes | None = None, shown
     """The answer of a program in the sandbox."""
     url = urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"])
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
-    token = {"X-Access-Token": sandbox._envd_access_token} if shown else {}
+    token = {"E2B-Traffic-Access-Token": sandbox.traffic_access_token} if shown else {}
     method = "GET" if data is None else "POST"
     connection.request(method, path, data, {"Host": sandbox.get_host(port), **token})
     return connection.getresponse()

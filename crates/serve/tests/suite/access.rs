@@ -216,6 +216,34 @@ fn operations_are_in_the_audit_log_without_code_and_secrets() {
 }
 
 #[test]
+fn a_traffic_token_runs_no_code() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(configure(dir.path(), &script)).await;
+        let client = Client::of(&server);
+        let own = client.create().await;
+        let [id, token, traffic] = ["sandboxID", "envdAccessToken", "trafficAccessToken"]
+            .map(|name| own[name].as_str().unwrap());
+        assert_ne!(token, traffic);
+        let ask = async |method: Method, path: &str, header: &str, token: &str| {
+            let request = client.http.request(method, server.url(path));
+            let request = request.header("e2b-sandbox-id", id).header(header, token);
+            request.body(json!({"code": "1"}).to_string()).send().await.unwrap().status().as_u16()
+        };
+        for header in ["e2b-traffic-access-token", "x-access-token"] {
+            assert_eq!(ask(Method::POST, "/execute", header, traffic).await, 401);
+            assert_eq!(ask(Method::GET, "/files?path=/a", header, traffic).await, 401);
+        }
+        assert_eq!(ask(Method::POST, "/execute", "e2b-traffic-access-token", token).await, 401);
+        assert_eq!(ask(Method::POST, "/execute", "x-access-token", token).await, 200);
+        // Clients of E2B show no other token here.
+        assert_eq!(ask(Method::GET, "/contexts", "e2b-traffic-access-token", traffic).await, 200);
+        server.end().await;
+    });
+}
+
+#[test]
 fn a_required_log_refuses_calls_and_a_directory_that_fails_is_reported() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();

@@ -1,8 +1,8 @@
 //! HTTP to programs that listen in a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
 //!
 //! Promises: request and answer pass unchanged and piece by piece, except for headers of the
-//! connection and the sandbox's token, and for `Host` where the sandbox was made with another. A
-//! client without the token gets nothing, unless the sandbox was made for public traffic.
+//! connection and the sandbox's tokens, and for `Host` where the sandbox was made with another. A
+//! client without a token gets nothing, unless the sandbox was made for public traffic.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::error_response::ErrorResponse;
 use crate::sandbox::connections::dial::{COPY_BYTES, MAX_HTTP_BUFFER_BYTES, dial};
 use crate::sandbox::connections::request_host::host_of;
 use crate::sandbox::http::authorization::{
-    SANDBOX, TOKENS, called, resume_for_request, shows_token,
+    SANDBOX, TOKENS, TRAFFIC_TOKEN, called, resume_for_request, shows_traffic_token,
 };
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::wire;
@@ -59,11 +59,10 @@ async fn forward(
     let protocol = parts.headers.get(UPGRADE).cloned();
     let place = parts.extensions.remove::<ConnectionPermit>();
     let sandbox = called(all, &parts.headers)?;
-    let sandbox = match sandbox.settings.public {
-        true => resume_for_request(all, sandbox).await?,
-        false if shows_token(&parts.headers, &sandbox) => resume_for_request(all, sandbox).await?,
-        false => return Err(no_token(&sandbox.id, port)),
-    };
+    if !sandbox.settings.public && !shows_traffic_token(&parts.headers, &sandbox.token) {
+        return Err(no_token(&sandbox.id, port));
+    }
+    let sandbox = resume_for_request(all, sandbox).await?;
     // Every request of the server has one.
     let meter = parts.extensions.get::<Meter>().ok_or_else(ErrorResponse::host)?;
     let memory = meter.tenant_budget(&sandbox.tenant);
@@ -109,9 +108,8 @@ async fn forward(
 /// A request to a program without the token. E2B's edge answers so.
 fn no_token(id: &str, port: u16) -> ErrorResponse {
     let message = format!(
-        "port {port} of the sandbox {id} needs its token, in the header `{}`; or make the sandbox with \
-         `allowPublicTraffic`",
-        TOKENS[0]
+        "port {port} of the sandbox {id} needs its `trafficAccessToken`, in the header `{TRAFFIC_TOKEN}`; or make \
+         the sandbox with `allowPublicTraffic`"
     );
     ErrorResponse::new(StatusCode::FORBIDDEN, message)
 }

@@ -1,12 +1,17 @@
 //! The tenant and the sandbox of a request, which its key or its token gives access to.
+//!
+//! Promises: the traffic token of a sandbox reaches its ports and the contexts of its code, and
+//! neither runs code nor reaches files. It is derived from the token of the sandbox by a one-way
+//! function.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, RawPathParams};
-use hyper::header::HOST;
+use hyper::header::{HOST, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode};
+use sha2::{Digest, Sha256};
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::http::keys::{Identity, Scope, same};
@@ -67,8 +72,33 @@ impl TenantSandbox {
 /// Minimum lifetime of a sandbox that a request resumes.
 const AUTO_RESUME_TIME: Duration = Duration::from_secs(300);
 
-/// The headers that a sandbox's token is shown in.
-pub(crate) const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
+/// The header with the token of a sandbox.
+const ACCESS_TOKEN: &str = "x-access-token";
+/// The header with its traffic token.
+pub(crate) const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
+/// The headers with tokens of a sandbox.
+pub(crate) const TOKENS: [&str; 2] = [ACCESS_TOKEN, TRAFFIC_TOKEN];
+/// Bytes of a block of SHA-256.
+const HMAC_BLOCK: usize = 64;
+
+/// The token for the ports of the sandbox with this token: `HMAC(token, "traffic")` in hexadecimal.
+pub(crate) fn traffic_token(token: &str) -> String {
+    let mut key = [0; HMAC_BLOCK];
+    match key.get_mut(..token.len()) {
+        Some(start) => start.copy_from_slice(token.as_bytes()),
+        None => key[..32].copy_from_slice(&Sha256::digest(token)),
+    }
+    let padded = |pad: u8| Sha256::new_with_prefix(key.map(|byte| byte ^ pad));
+    let inner = padded(0x36).chain_update("traffic").finalize();
+    let mac = padded(0x5c).chain_update(inner).finalize();
+    mac.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a path of the agent takes the traffic token as well: clients of E2B show no other one
+/// for contexts.
+pub(crate) fn takes_traffic_token(path: &str) -> bool {
+    path.strip_prefix("/contexts").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
 
 /// The sandbox that a request is sent into, by a client with its token.
 pub(crate) struct AuthorizedSandbox(pub(crate) Arc<Sandbox>);
@@ -81,7 +111,11 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
         all: &Arc<Sandboxes>,
     ) -> Result<Self, ErrorResponse> {
         let sandbox = called(all, &parts.headers)?;
-        if !shows_token(&parts.headers, &sandbox) {
+        let shows = match takes_traffic_token(parts.uri.path()) {
+            true => shows_traffic_token,
+            false => shows_token,
+        };
+        if !shows(&parts.headers, &sandbox.token) {
             return Err(ErrorResponse::new(
                 StatusCode::UNAUTHORIZED,
                 "the request does not show the sandbox's token",
@@ -103,9 +137,15 @@ pub(crate) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox
 }
 
 /// Whether a request shows the token of a sandbox.
-pub(crate) fn shows_token(headers: &HeaderMap, sandbox: &Sandbox) -> bool {
-    let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
-    shown.into_iter().any(|shown| same(shown.as_bytes(), sandbox.token.as_bytes()))
+pub(crate) fn shows_token(headers: &HeaderMap, token: &str) -> bool {
+    headers.get(ACCESS_TOKEN).is_some_and(|shown| same(shown.as_bytes(), token.as_bytes()))
+}
+
+/// Whether a request shows the traffic token of the sandbox with this token, or the token itself.
+pub(crate) fn shows_traffic_token(headers: &HeaderMap, token: &str) -> bool {
+    let shows =
+        |shown: &HeaderValue| same(shown.as_bytes(), traffic_token(token).as_bytes());
+    shows_token(headers, token) || headers.get(TRAFFIC_TOKEN).is_some_and(shows)
 }
 
 /// A sandbox for a request into it. One that requests resume is resumed.
@@ -133,6 +173,38 @@ pub(crate) fn sandbox_id(headers: &HeaderMap) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Made by another implementation, Python's `hmac`.
+    #[test]
+    fn the_traffic_token_is_an_hmac_of_the_token() {
+        assert_eq!(traffic_token("token"), "b0db037ac3ed2574cc42e55259272fa6390fcca6887d2724d7c977642fda0ca3");
+        assert_eq!(traffic_token(&"t".repeat(65)), "febf3a8b1a6ead76f06eb0ff5d8bc3798ec421e98f8dea5c31586ad196973e12");
+    }
+
+    #[test]
+    fn the_traffic_token_is_for_ports_and_contexts() {
+        let show = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().unwrap());
+            [shows_token(&headers, "token"), shows_traffic_token(&headers, "token")]
+        };
+        let traffic = traffic_token("token");
+        assert_eq!(show(ACCESS_TOKEN, "token"), [true, true]);
+        assert_eq!(show(TRAFFIC_TOKEN, &traffic), [false, true]);
+        // Each header has its own token.
+        assert_eq!(show(TRAFFIC_TOKEN, "token"), [false, false]);
+        assert_eq!(show(ACCESS_TOKEN, &traffic), [false, false]);
+        for (path, takes) in [
+            ("/contexts", true),
+            ("/contexts/1/restart", true),
+            ("/execute", false),
+            ("/files", false),
+            ("/contexts.Any/x", false),
+            ("/process.Process/Start", false),
+        ] {
+            assert_eq!(takes_traffic_token(path), takes, "{path}");
+        }
+    }
 
     #[test]
     fn a_sandbox_is_named_by_a_header_or_by_its_host() {

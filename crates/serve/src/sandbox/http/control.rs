@@ -15,7 +15,7 @@ use crate::error_response::ErrorResponse;
 use crate::sandbox::catalog::build_request::check_reserved;
 use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::connections::request_host::check_host;
-use crate::sandbox::http::authorization::{Tenant, TenantSandbox};
+use crate::sandbox::http::authorization::{Tenant, TenantSandbox, traffic_token};
 use crate::sandbox::http::request_record::RequestNotes;
 use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json, rfc3339};
 use crate::sandbox::lifecycle::creation::{CreateOptions, Creation};
@@ -49,7 +49,7 @@ fn reach(sandbox: &Sandbox) -> Value {
         "clientID": "afresh",
         "envdVersion": AGENT,
         "envdAccessToken": sandbox.token,
-        "trafficAccessToken": sandbox.token,
+        "trafficAccessToken": traffic_token(&sandbox.token),
     })
 }
 

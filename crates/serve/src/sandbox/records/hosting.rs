@@ -9,8 +9,11 @@ use hyper::{HeaderMap, Request};
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
-use crate::sandbox::http::authorization::TOKENS;
-use crate::sandbox::http::keys::same;
+#[cfg(linux_guests)]
+use crate::sandbox::connections::port;
+use crate::sandbox::http::authorization::{
+    shows_token, shows_traffic_token, takes_traffic_token,
+};
 use crate::sandbox::http::signature::is_signed_by;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
@@ -18,6 +21,17 @@ use crate::sandbox::lifecycle::termination::end_session;
 use crate::sandbox::records::store::{
     OwnedEntry, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
 };
+
+/// Whether a request is for a program in a sandbox.
+fn is_for_port(headers: &HeaderMap) -> bool {
+    #[cfg(linux_guests)]
+    return port::of(headers).is_some();
+    #[cfg(not(linux_guests))]
+    {
+        let _ = headers;
+        false
+    }
+}
 
 impl SandboxHost for Sandboxes {
     fn has(&self, id: &str) -> bool {
@@ -36,9 +50,10 @@ impl SandboxHost for Sandboxes {
         if !inside {
             return self.config.keys.tenant(headers).is_ok_and(|tenant| tenant == access.tenant);
         }
-        let mut shown = TOKENS.iter().filter_map(|name| headers.get(*name));
-        shown.any(|shown| same(shown.as_bytes(), access.token.as_bytes()))
-            || is_signed_by(request, &access.token)
+        match is_for_port(headers) || takes_traffic_token(request.uri().path()) {
+            true => shows_traffic_token(headers, &access.token),
+            false => shows_token(headers, &access.token) || is_signed_by(request, &access.token),
+        }
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
