@@ -210,6 +210,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         return check(path, settings);
     }
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = log.fmt_fields(crate::log_fields::printable_fields());
     // Escape codes are for terminals alone.
     let log = log.with_ansi(std::io::stderr().is_terminal());
     let log = log.with_filter(LevelFilter::from_level(arguments.http.log));

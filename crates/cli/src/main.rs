@@ -31,6 +31,8 @@ mod keys;
 #[cfg(linux_guests)]
 mod linux;
 mod log;
+#[cfg(feature = "serve")]
+mod log_fields;
 mod manual;
 #[cfg(feature = "mcp")]
 mod mcp;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use afresh::wasm::{OutputHandler, StandardStream};
 
 use crate::lock::lock;
+use crate::printable_text::printable;
 
 /// The target of the events.
 pub(crate) const TARGET: &str = "afresh_serve::guest";
@@ -132,7 +133,8 @@ impl GuestLog {
             StandardStream::Output => "stdout",
             StandardStream::Error => "stderr",
         };
-        let text = printable(&line);
+        let text = String::from_utf8_lossy(&line);
+        let text = printable(&text);
         tracing::info!(target: TARGET, guest, stream, request.id = request, "{text}");
     }
 }
@@ -150,28 +152,6 @@ fn character_boundary(line: &[u8]) -> usize {
         // Other bytes are not text, wherever they are cut.
         _ => line.len(),
     }
-}
-
-/// Text in which all that ends a line or controls a terminal is escaped.
-fn printable(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line);
-    let is_unsafe = |c: char| c != '\t' && (c.is_control() || is_format(c));
-    if !text.contains(is_unsafe) {
-        return text.into_owned();
-    }
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match is_unsafe(c) {
-            true => escaped.extend(c.escape_unicode()),
-            false => escaped.push(c),
-        }
-    }
-    escaped
-}
-
-/// Line and paragraph separators, and characters that change the direction of text.
-fn is_format(c: char) -> bool {
-    matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ mod oidc;
 #[cfg(feature = "otel")]
 pub mod otel;
 mod pool_metrics;
+mod printable_text;
 mod private_directory;
 mod proxy;
 mod random;
@@ -91,6 +92,8 @@ pub use handler::{Handler, HandlerError, Reply};
 pub use manifest::ConfigFault;
 #[cfg(feature = "oidc")]
 pub use oidc::OidcConfig;
+#[doc(hidden)]
+pub use printable_text::printable;
 pub use sandbox::{Budgets, Keys, Limits, SandboxConfig, Template};
 pub use server::{Handle, Server};
 #[cfg(feature = "tls")]

@@ -5,6 +5,7 @@ pub(crate) mod base_state;
 pub(crate) mod build;
 pub(crate) mod build_request;
 pub(crate) mod builds;
+pub(crate) mod image_name;
 pub(crate) mod snapshots;
 pub(crate) mod template;
 pub(crate) mod template_identity;

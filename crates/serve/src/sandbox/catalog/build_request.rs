@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
+use crate::sandbox::catalog::image_name::is_image_name;
 use crate::sandbox::http::user::User;
 use crate::sandbox::records::record::LAYER;
 use crate::sandbox::request_body::template_requests::{BuildPlan, NewTemplate, StepRequest};
@@ -240,6 +241,11 @@ impl BuildPlan {
                 "`fromImageRegistry` is not supported: the server's own credentials for registries are used",
             ));
         }
+        if self.from_image.as_deref().is_some_and(|name| !is_image_name(name)) {
+            return Err(invalid(
+                "`fromImage` is no name of an OCI image, as in `docker.io/library/python:3`",
+            ));
+        }
         if self.steps.len() > MAX_STEPS {
             return Err(invalid(format!("a build has at most {MAX_STEPS} steps")));
         }
@@ -289,6 +295,7 @@ mod tests {
             r#"{"steps": [{"type": "USER", "args": [""]}]}"#,
             r#"{"steps": [{"type": "VOLUME", "args": ["/x"]}]}"#,
             r#"{"fromImageRegistry": {"type": "aws"}}"#,
+            r#"{"fromImage": "docker.io/library/python:3\n INFO forged\u001b[2J"}"#,
             r#"{"colour": "red"}"#,
         ] {
             assert!(steps(wrong).is_err(), "{wrong}");
