@@ -180,6 +180,9 @@ fn operations_are_in_the_audit_log_without_code_and_secrets() {
         assert_eq!(read.send().await.unwrap().status(), 401);
         let denied = Client::with_key(&server, "key-metrics");
         assert_eq!(denied.ask(Method::GET, &path(&own, ""), json!({})).await.0, 403);
+        // The log has the id that the handler has.
+        let encoded = format!("/sandboxes/%{:02x}{}", id.as_bytes()[0], &id[1..]);
+        assert_eq!(client.ask(Method::GET, &encoded, json!({})).await.0, 200);
         // As logrotate does.
         let rotated = dir.path().join("audit.log.1");
         std::fs::rename(&file, &rotated).unwrap();
@@ -202,6 +205,7 @@ fn operations_are_in_the_audit_log_without_code_and_secrets() {
             ["POST /execute", "acme", "token", id, "ok", here],
             ["GET /files", "acme", "token", id, "denied", here],
             ["GET /sandboxes/{id}", "acme", "metrics-1", id, "denied", here],
+            ["GET /sandboxes/{id}", "acme", "use-1", id, "ok", here],
         ];
         assert_eq!(before.iter().map(fields).collect::<Vec<_>>(), expected);
         assert_eq!(before[0]["made"], json!([id]));

@@ -1,5 +1,6 @@
 //! The requests about sandboxes, and their handlers.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::Router;
@@ -11,6 +12,7 @@ use hyper::header::CONTENT_LENGTH;
 use hyper::service::Service;
 use hyper::{Request, StatusCode};
 use hyper_util::service::TowerToHyperService;
+use percent_encoding::percent_decode_str;
 
 use crate::error_response::ErrorResponse;
 use crate::sandbox::agent::{contexts, envd, execute, process};
@@ -123,10 +125,11 @@ fn is_upload<B>(request: &Request<B>) -> bool {
         && (words.next(), words.nth(1)) == (Some("templates"), Some("files"))
 }
 
-/// The name in a path of the control plane: its second word.
-fn named(path: &str) -> Option<&str> {
+/// The name in a path of the control plane: its second word, decoded as its handler has it.
+fn named(path: &str) -> Option<Cow<'_, str>> {
     let path = unversioned(path);
-    path.split('/').nth(2).filter(|id| !id.is_empty())
+    let name = path.split('/').nth(2).filter(|name| !name.is_empty())?;
+    Some(percent_decode_str(name).decode_utf8_lossy())
 }
 
 /// Maximum bytes of a body that is neither code nor a file: lists and labels take many times their
@@ -250,7 +253,7 @@ impl Routes {
         }
         let rest = unversioned(path);
         match (rest.strip_prefix("/sandboxes"), named(path)) {
-            (Some(_), Some(id)) => RouteSubject::Sandbox { id: id.to_owned(), inside: false },
+            (Some(_), Some(id)) => RouteSubject::Sandbox { id: id.into_owned(), inside: false },
             (Some("" | "/"), None) if request.method() == hyper::Method::POST => RouteSubject::New,
             _ => RouteSubject::Other,
         }
@@ -302,7 +305,7 @@ impl Routes {
                 let identity = identity.inspect_err(|error| notes.set_denied(error))?;
                 notes.set_caller(&identity.tenant, &identity.key);
                 if let Some(id) = named(request.uri().path()) {
-                    notes.set_sandbox(id);
+                    notes.set_sandbox(&id);
                 }
                 identity.clone().allow(scopes)?;
                 request.extensions_mut().insert(identity);
@@ -380,6 +383,20 @@ mod tests {
             ("/a/b/c/d/e/f/g", "/{id}/{id}/{id}/{id}/{id}"),
         ] {
             assert_eq!(Routes::pattern(path), pattern);
+        }
+    }
+
+    #[test]
+    fn an_encoded_name_is_that_of_its_handler() {
+        for (path, name) in [
+            ("/sandboxes/abc/pause", Some("abc")),
+            ("/v2/sandboxes/%61b%63/connect", Some("abc")),
+            ("/templates/web%3Av1", Some("web:v1")),
+            ("/sandboxes/a%2Fb", Some("a/b")),
+            ("/sandboxes/", None),
+            ("/sandboxes", None),
+        ] {
+            assert_eq!(named(path).as_deref(), name, "{path}");
         }
     }
 }
