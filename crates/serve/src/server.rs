@@ -35,6 +35,9 @@ use crate::fleet::FleetHost;
 use crate::health::Health;
 use crate::service::{Audience, Phase, ServerState};
 
+/// Maximum bytes of the head of a request. Each open connection may have as many in memory before its
+/// client shows a key.
+const MAX_HEAD_BYTES: usize = 16 << 10;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two looks at instances that are idle.
@@ -354,7 +357,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(config.head_timeout)
-        .max_buf_size(64 << 10)
+        .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(Box::pin(stream)), service)
         .with_upgrades();
     let mut serving = pin!(serving);
