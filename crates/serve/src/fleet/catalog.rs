@@ -400,17 +400,20 @@ impl Fleet {
         let prefix = record::tenant_prefix(tenant);
         let parse = |found: &BucketEntry| serde_json::from_slice::<CatalogEntry>(&found.value).ok();
         let filter = format!("id.{prefix}.*");
-        let list = self.list_readable(|links| &links.kept, &filter, MAX_LISTED, parse).await?;
+        let own = |entry: &CatalogEntry| entry.record.tenant == tenant;
+        let list = self.list_readable(|links| &links.kept, &filter, MAX_LISTED, parse, own).await?;
         let entries = list.entries.into_iter();
-        let mut records: Vec<SnapshotRecord> =
-            entries.map(|entry| entry.record).filter(|record| record.tenant == tenant).collect();
+        let mut records: Vec<SnapshotRecord> = entries.map(|entry| entry.record).collect();
         if records.iter().all(|record| record.names.is_empty()) {
             return Ok(records);
         }
         let filter = format!("{NAME}{prefix}.*");
         let parse = |found: &BucketEntry| Some((found.key.clone(), pointer(&found.value)?.id));
-        let list =
-            self.list_readable(|links| &links.kept, &filter, MAX_LISTED_NAMES, parse).await?;
+        let names = records.iter().flat_map(|record| &record.names);
+        let names: HashSet<String> = names.map(|name| record::named(tenant, name)).collect();
+        let own = |(key, _): &(String, String)| names.contains(key);
+        let most = MAX_LISTED_NAMES;
+        let list = self.list_readable(|links| &links.kept, &filter, most, parse, own).await?;
         // An unreadable name may mean the snapshot.
         let whole = list.entries.len() < MAX_LISTED_NAMES && list.unreadable == 0;
         let pointers: HashMap<String, String> = list.entries.into_iter().collect();

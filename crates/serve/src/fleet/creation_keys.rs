@@ -50,6 +50,9 @@ struct Claim {
     /// Whether the sandbox had its entry.
     #[serde(default)]
     made: bool,
+    /// The tenant of the key. Earlier versions wrote none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
     #[serde(flatten)]
     unknown: UnknownFields,
 }
@@ -57,7 +60,17 @@ struct Claim {
 impl Claim {
     fn new(sandbox: String, life: String, made: bool) -> Self {
         let (version, unknown) = (FormatVersion::default(), UnknownFields::default());
-        Self { version, sandbox, life, made, unknown }
+        Self { version, sandbox, life, made, tenant: None, unknown }
+    }
+
+    /// The claim of a record.
+    fn of(record: &SandboxRecord, life: String, made: bool) -> Self {
+        Self { tenant: Some(record.tenant.clone()), ..Self::new(record.id.clone(), life, made) }
+    }
+
+    /// Whether it counts for a tenant, of those with the same prefix.
+    fn counts_for(&self, tenant: &str) -> bool {
+        self.tenant.as_ref().is_none_or(|of| of == tenant)
     }
 }
 
@@ -167,7 +180,7 @@ impl Fleet {
             self.fence_lost(old).await?;
         }
         self.admit_claim(&record.tenant, MAX_CLAIMS).await?;
-        let claim = Claim::new(record.id.clone(), self.life(), false);
+        let claim = Claim::of(record, self.life(), false);
         match self.put_claim(&place, &claim, revision, PENDING_LIFETIME).await {
             Err(NatsError::Changed) => {
                 self.claims.release(&record.tenant);
@@ -195,8 +208,10 @@ impl Fleet {
     async fn count_claims(&self, tenant: &str, limit: usize) -> Result<usize, ErrorResponse> {
         let filter = format!("{CLAIM}{}.*", record::tenant_prefix(tenant));
         let most = limit.saturating_mul(2);
-        let links = &self.links;
-        Ok(nats::all_stored(&links.client, &links.kept, &filter, most).await?.len())
+        let read = |found: &BucketEntry| serde_json::from_slice::<Claim>(&found.value).ok();
+        let own = |claim: &Claim| claim.counts_for(tenant);
+        let list = self.list_readable(|links| &links.kept, &filter, most, read, own).await?;
+        Ok(list.entries.len() + list.unreadable)
     }
 
     /// Removes claims of sandboxes that have ended, and returns the number of the others, of twice
@@ -212,7 +227,8 @@ impl Fleet {
             Some((found.key.clone(), found.revision, claim))
         };
         let most = limit.saturating_mul(2);
-        let list = self.list_readable(|links| &links.kept, &filter, most, read).await?;
+        let own = |(_, _, claim): &(String, u64, Claim)| claim.counts_for(tenant);
+        let list = self.list_readable(|links| &links.kept, &filter, most, read, own).await?;
         let unreadable = list.unreadable;
         let left = futures_util::stream::iter(list.entries)
             .map(|(key, revision, claim)| async move {
@@ -243,7 +259,7 @@ impl Fleet {
         mut revision: u64,
     ) -> Result<(), ErrorResponse> {
         let place = claim_key(&record.tenant, key);
-        let mut confirmed = Claim::new(record.id.clone(), self.life(), true);
+        let mut confirmed = Claim::of(record, self.life(), true);
         loop {
             let put = self.put_claim(&place, &confirmed, revision, CLAIM_LIFETIME).await;
             let Err(error) = put else { return Ok(()) };

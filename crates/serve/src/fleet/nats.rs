@@ -441,14 +441,21 @@ pub(crate) async fn all(
     bucket.within(ANSWER_TIMEOUT, reading).await
 }
 
-/// As [`all`], with the values as they are stored: sealed, if they are.
-pub(super) async fn all_stored(
+/// Passes every entry whose key matches to `each`, with the value as it is stored: sealed, if it is.
+/// Ends after `most` entries for which `each` returns `true`.
+pub(super) async fn each_stored(
     client: &Client,
     bucket: &Bucket,
     filter: &str,
     most: usize,
-) -> Result<Vec<BucketEntry>, NatsError> {
-    all(client, &Bucket { is_raw: true, ..bucket.clone() }, filter, most).await
+    each: impl FnMut(BucketEntry) -> bool + Send,
+) -> Result<(), NatsError> {
+    let bucket = Bucket { is_raw: true, ..bucket.clone() };
+    let reading = async {
+        let _turn = LISTS.acquire().await.map_err(away)?;
+        read_each(client, &bucket, filter, most, each).await
+    };
+    bucket.within(ANSWER_TIMEOUT, reading).await
 }
 
 async fn read(
@@ -457,6 +464,22 @@ async fn read(
     filter: &str,
     most: usize,
 ) -> Result<Vec<BucketEntry>, NatsError> {
+    let mut found = Vec::new();
+    let each = |entry| {
+        found.push(entry);
+        true
+    };
+    read_each(client, bucket, filter, most, each).await?;
+    Ok(found)
+}
+
+async fn read_each(
+    client: &Client,
+    bucket: &Bucket,
+    filter: &str,
+    most: usize,
+    each: impl FnMut(BucketEntry) -> bool + Send,
+) -> Result<(), NatsError> {
     let store = &bucket.store;
     let consumer = store
         .stream
@@ -471,22 +494,23 @@ async fn read(
         .map_err(|error| bucket.failed(&error))?;
     // NATS keeps a consumer for a while after its last message, and limits their number.
     let name = consumer.cached_info().name.clone();
-    let found = read_from(bucket, consumer, most).await;
+    let ended = read_from(bucket, consumer, most, each).await;
     if let Err(error) = store.stream.delete_consumer(&name).await {
         tracing::debug!(%error, "a consumer is left to expire");
     }
-    found
+    ended
 }
 
 async fn read_from(
     bucket: &Bucket,
     consumer: Consumer<OrderedConfig>,
     most: usize,
-) -> Result<Vec<BucketEntry>, NatsError> {
-    let mut found = Vec::new();
+    mut each: impl FnMut(BucketEntry) -> bool + Send,
+) -> Result<(), NatsError> {
     if consumer.cached_info().num_pending == 0 {
-        return Ok(found);
+        return Ok(());
     }
+    let mut count = 0;
     let mut messages = consumer.messages().await.map_err(away)?;
     loop {
         // A list that breaks off is not valid.
@@ -499,13 +523,12 @@ async fn read_from(
         if !removed && !message.payload.is_empty() {
             let key = message.subject.strip_prefix(&bucket.store.prefix).unwrap_or_default();
             let value = bucket.open(key, message.payload.clone())?;
-            found.push(BucketEntry { key: key.to_owned(), revision, value, time });
+            count += usize::from(each(BucketEntry { key: key.to_owned(), revision, value, time }));
         }
-        if left == 0 || found.len() >= most {
-            break;
+        if left == 0 || count >= most {
+            return Ok(());
         }
     }
-    Ok(found)
 }
 
 /// A change of an entry.

@@ -378,15 +378,13 @@ impl Fleet {
     ) -> Result<RecordedSandboxes, ErrorResponse> {
         let filter = format!("{}.*", record::tenant_prefix(tenant));
         let parse = |found: &BucketEntry| serde_json::from_slice::<Entry>(&found.value).ok();
-        let list = self.list_readable(|links| &links.sandboxes, &filter, most, parse).await?;
-        let mut records = Vec::with_capacity(list.entries.len());
-        for entry in list.entries {
+        let own = |entry: &Entry| {
             let lost = entry.state.is_none()
                 && entry.owner.as_ref().is_some_and(|life| self.is_over(life));
-            if entry.record.tenant == tenant && !lost {
-                records.push(entry.record);
-            }
-        }
+            entry.record.tenant == tenant && !lost
+        };
+        let list = self.list_readable(|links| &links.sandboxes, &filter, most, parse, own).await?;
+        let records = list.entries.into_iter().map(|entry| entry.record).collect();
         Ok(RecordedSandboxes { records, unreadable: list.unreadable })
     }
 

@@ -25,31 +25,36 @@ pub(super) fn open(bucket: &Bucket, found: BucketEntry) -> Option<BucketEntry> {
 }
 
 impl Fleet {
-    /// Every entry whose key matches, at most `most` of them. `read` returns `None` for a damaged
-    /// one.
-    pub(super) async fn list_readable<T>(
+    /// Every entry whose key matches and that is `own`, at most `most` of them. `read` returns `None`
+    /// for a damaged one. Tenants may share the keys that match, and others of them take no part of
+    /// `most`.
+    pub(super) async fn list_readable<T: Send>(
         &self,
         bucket: fn(&NatsConnection) -> &Bucket,
         filter: &str,
         most: usize,
-        read: impl Fn(&BucketEntry) -> Option<T>,
+        read: impl Fn(&BucketEntry) -> Option<T> + Send,
+        own: impl Fn(&T) -> bool + Send,
     ) -> Result<ReadableEntries<T>, NatsError> {
         let bucket = bucket(&self.links);
-        let found = nats::all_stored(&self.links.client, bucket, filter, most).await?;
-        let mut list = ReadableEntries { entries: Vec::with_capacity(found.len()), unreadable: 0 };
-        for found in found {
+        let mut list = ReadableEntries { entries: Vec::new(), unreadable: 0 };
+        let add = |found: BucketEntry| {
             let Some(found) = open(bucket, found) else {
                 list.unreadable += 1;
-                continue;
+                return false;
             };
-            match read(&found) {
-                Some(entry) => list.entries.push(entry),
-                None => {
-                    tracing::error!(key = found.key, "an entry of the ledger is damaged");
-                    list.unreadable += 1;
-                }
+            let Some(entry) = read(&found) else {
+                tracing::error!(key = found.key, "an entry of the ledger is damaged");
+                list.unreadable += 1;
+                return false;
+            };
+            let is_own = own(&entry);
+            if is_own {
+                list.entries.push(entry);
             }
-        }
+            is_own
+        };
+        nats::each_stored(&self.links.client, bucket, filter, most, add).await?;
         self.counts.unreadable.inc_by(list.unreadable as u64);
         Ok(list)
     }

@@ -13,6 +13,7 @@ mod nats_server;
 mod recording;
 mod refusals;
 mod sealed;
+mod shared_prefix;
 mod sweep;
 
 use std::sync::Arc;
