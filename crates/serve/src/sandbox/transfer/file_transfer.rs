@@ -175,7 +175,8 @@ async fn plain(request: Request, most: usize) -> Result<Request, ErrorResponse> 
     let (mut parts, body) = request.into_parts();
     let meter = parts.extensions.get::<Meter>().cloned();
     parts.headers.remove(CONTENT_ENCODING);
-    let body = Bytes::from_request(Request::new(body), &()).await.map_err(too_large)?;
+    // An extractor without the extensions of the request has the default limit of axum, 2 MiB.
+    let body = axum::body::to_bytes(body, most).await.map_err(too_large)?;
     let plain = blocking(move || decompressed(&body, most, meter.as_ref())).await?;
     Ok(Request::from_parts(parts, Body::from(plain)))
 }
@@ -271,6 +272,8 @@ async fn keep(
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
     use super::*;
     use crate::body_shares::BodyShares;
     use crate::budget::Budget;
@@ -306,6 +309,27 @@ mod tests {
         let refused = shown_metadata(&metadata, 10_000).unwrap_err();
         assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(shown_metadata(&FileMetadata::new(), 10_000).unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_compressed_body_has_the_limit_of_a_plain_one() {
+        // Bytes that gzip cannot shrink.
+        let mut digest = Sha256::digest(b"");
+        let mut random = Vec::new();
+        while random.len() < 3 << 20 {
+            digest = Sha256::digest(digest);
+            random.extend_from_slice(&digest);
+        }
+        let zipped = compressed(&random).unwrap();
+        assert!(zipped.len() > 3 << 20);
+        let unzip = async |most| {
+            let request = Request::builder().header(CONTENT_ENCODING, "gzip");
+            plain(request.body(Body::from(zipped.clone())).unwrap(), most).await
+        };
+        let request = unzip(4 << 20).await.unwrap();
+        assert!(request.headers().get(CONTENT_ENCODING).is_none());
+        assert!(axum::body::to_bytes(request.into_body(), 4 << 20).await.unwrap() == random);
+        assert_eq!(unzip(3 << 20).await.unwrap_err().status.as_u16(), 413);
     }
 
     #[test]
