@@ -181,8 +181,9 @@ impl Fleet {
                     };
                     let record = &entry.record;
                     if !sandboxes.permits(&request, record, inside) {
-                        // Only a client of a running sandbox learns that its token is wrong.
-                        if inside && !record.paused {
+                        // Only a client of a sandbox that runs, or that a request resumes, learns
+                        // that its token is wrong.
+                        if inside && (!record.paused || record.settings.auto_resume) {
                             let why = "the request does not show the sandbox's token";
                             return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, why));
                         }

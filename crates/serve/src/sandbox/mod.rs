@@ -18,7 +18,7 @@ pub(crate) mod transfer;
 
 mod config;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use config::{SandboxConfig, Template};
 pub use http::keys::Keys;

@@ -45,6 +45,10 @@ impl SandboxHost for EmptyHost {
         read_proof(request.headers()) == Some(if inside { &access.token } else { &access.tenant })
     }
 
+    fn is_for_port(&self, _: &HeaderMap) -> bool {
+        false
+    }
+
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
         read_proof(headers).map(Arc::from)
     }

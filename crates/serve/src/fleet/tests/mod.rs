@@ -10,6 +10,7 @@ mod listening;
 mod lost_calls;
 mod mixed;
 mod nats_server;
+mod paused_and_public;
 mod recording;
 mod refusals;
 mod sealed;

@@ -22,17 +22,6 @@ use crate::sandbox::records::store::{
     OwnedEntry, SandboxAccess, SandboxHost, SandboxRecord, StoreEntry, StoredSandbox, TenantUse,
 };
 
-/// Whether a request is for a program in a sandbox.
-fn is_for_port(headers: &HeaderMap) -> bool {
-    #[cfg(linux_guests)]
-    return port::of(headers).is_some();
-    #[cfg(not(linux_guests))]
-    {
-        let _ = headers;
-        false
-    }
-}
-
 impl SandboxHost for Sandboxes {
     fn has(&self, id: &str) -> bool {
         lock(&self.all).contains_key(id) || lock(&self.killed).contains_key(id)
@@ -50,9 +39,19 @@ impl SandboxHost for Sandboxes {
         if !inside {
             return self.config.keys.tenant(headers).is_ok_and(|tenant| tenant == access.tenant);
         }
-        match is_for_port(headers) || takes_traffic_token(request.uri().path()) {
+        match self.is_for_port(headers) || takes_traffic_token(request.uri().path()) {
             true => shows_traffic_token(headers, &access.token),
             false => shows_token(headers, &access.token) || is_signed_by(request, &access.token),
+        }
+    }
+
+    fn is_for_port(&self, headers: &HeaderMap) -> bool {
+        #[cfg(linux_guests)]
+        return port::of(headers).is_some();
+        #[cfg(not(linux_guests))]
+        {
+            let _ = headers;
+            false
         }
     }
 

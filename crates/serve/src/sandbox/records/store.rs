@@ -398,10 +398,19 @@ mod shared {
         /// by it if it is for its inside.
         fn proves(&self, request: &Request<Body>, access: &SandboxAccess, inside: bool) -> bool;
 
-        /// Whether a request may move a sandbox to this host: it proves its access, and the sandbox
-        /// runs if the request is for its inside.
+        /// Whether a request is for a program that listens in a sandbox.
+        fn is_for_port(&self, headers: &HeaderMap) -> bool;
+
+        /// Whether a request may move a sandbox to this host: it proves its access, or is for a
+        /// port of a public sandbox. The sandbox runs, or is resumed by it, if the request is for
+        /// its inside.
         fn permits(&self, request: &Request<Body>, record: &SandboxRecord, inside: bool) -> bool {
-            !(inside && record.paused) && self.proves(request, &SandboxAccess::of(record), inside)
+            let settings = &record.settings;
+            if inside && record.paused && !settings.auto_resume {
+                return false;
+            }
+            let is_public = inside && settings.public && self.is_for_port(request.headers());
+            is_public || self.proves(request, &SandboxAccess::of(record), inside)
         }
 
         /// The tenant of a key.

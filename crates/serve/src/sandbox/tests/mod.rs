@@ -56,7 +56,7 @@ const LOGGER: &str = r#"(module
             (i64.shl (i64.const 1024) (i64.const 32))
             (i64.extend_i32_u (i32.add (local.get $length) (i32.const 6))))))"#;
 
-fn config(dir: &TempDir) -> SandboxConfig {
+pub(crate) fn config(dir: &TempDir) -> SandboxConfig {
     let guest = dir.path().join("logger.wasm");
     std::fs::write(&guest, wat::parse_str(LOGGER).unwrap()).unwrap();
     let mut config = SandboxConfig::new(dir.path().join("server"));
