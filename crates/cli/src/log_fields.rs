@@ -67,7 +67,8 @@ mod tests {
         assert_eq!(text.matches('\n').count(), 1, "{text:?}");
         assert!(text.ends_with('\n') && !text.contains(['\u{1b}', '\u{2028}']), "{text:?}");
         let plain = r"a\u{a}2026 INFO forged\u{1b}[2J\u{2028}";
-        for part in [&format!("said {plain} "), &format!(" error={plain} "), "path=a", " number=7"] {
+        for part in [&format!("said {plain} "), &format!(" error={plain} "), "path=a", " number=7"]
+        {
             assert!(text.contains(part), "{part}: {text:?}");
         }
     }

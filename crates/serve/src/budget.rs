@@ -90,6 +90,14 @@ impl Share {
         self.bytes == 0
     }
 
+    /// The count of `bytes` of it, or of all if it has fewer, which ends by itself.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn split(&mut self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { budget: self.budget.clone(), bytes }
+    }
+
     /// Counts `bytes` more; `false`, and nothing is counted, where they do not fit.
     #[must_use]
     pub(crate) fn add(&mut self, bytes: usize) -> bool {

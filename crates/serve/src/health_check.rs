@@ -32,7 +32,9 @@ impl Check {
             #[cfg(feature = "fleet")]
             Self::Lease => "the lease is lost, and sandboxes are refused until NATS renews it",
             Self::Directory => "the directory cannot be written, and saves are refused",
-            Self::Calls => "calls run far past their time limit and hold places; restart the server",
+            Self::Calls => {
+                "calls run far past their time limit and hold places; restart the server"
+            }
             #[cfg(feature = "fleet")]
             Self::Store => "the fleet's store does not answer, and saves are refused",
         }

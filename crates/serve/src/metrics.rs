@@ -112,7 +112,8 @@ impl Metrics {
         let sandboxes = Family::<Labels, Gauge>::default();
         registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
         let healthy = Family::<Labels, Gauge>::default();
-        let help = "Whether the lease, the directory and the fleet's store work and calls end: 1 or 0";
+        let help =
+            "Whether the lease, the directory and the fleet's store work and calls end: 1 or 0";
         registry.register("healthy", help, healthy.clone());
         let connections = Gauge::default();
         registry.register("connections", "Open connections", connections.clone());

@@ -385,6 +385,8 @@ impl ServerState {
                 bytes: site.map_or(fleet.config.max_body, |site| site.config.max_body),
                 time: self.body_time,
             };
+            // The guest counts a body that stays here, and the way to another host one that goes.
+            request.extensions_mut().insert(self.guest_budget.clone());
             let request =
                 request.map(|body| Body::new(LimitedBody::new(body, limits, BodyMetering::Not)));
             return match fleet.route_guest(site.map(|site| &site.config), request).await {

@@ -29,6 +29,8 @@ use super::clock::clock_milliseconds;
 use super::frame::{self, Call, RpcReply, RpcRequest};
 use super::nats::NatsError;
 use super::rpc_server::{BodyReader, MAX_DELAY};
+use crate::body::Meter;
+use crate::budget::Budget;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 
@@ -224,7 +226,11 @@ impl Fleet {
         let (parts, body) = request.into_parts();
         lock(&self.members).note_sent(life);
         let most = self.piece();
-        let mut body = BodyReader::new(body);
+        // Bytes that wait for NATS and the other host are memory of this one.
+        let extensions = &parts.extensions;
+        let budget = extensions.get::<Meter>().map(Meter::budget);
+        let budget = budget.or_else(|| extensions.get::<Budget>().cloned());
+        let mut body = BodyReader::counted(body, budget.as_ref());
         let (first, whole) = match body.next(most).await {
             Ok(piece) => piece,
             Err(error) => return ForwardResult::Answered(broken(&error).into_response()),
@@ -317,10 +323,13 @@ impl Fleet {
     }
 }
 
-fn broken(error: &axum::Error) -> ErrorResponse {
+pub(super) fn broken(error: &axum::Error) -> ErrorResponse {
     use crate::body::BodyError;
     let cut = std::error::Error::source(error).map(std::string::ToString::to_string);
     let text = cut.unwrap_or_else(|| error.to_string());
+    if text == BodyError::<std::convert::Infallible>::BudgetExhausted.to_string() {
+        return ErrorResponse::no_memory();
+    }
     let status = match text {
         text if text == BodyError::<std::convert::Infallible>::TooSlow.to_string() => {
             StatusCode::REQUEST_TIMEOUT

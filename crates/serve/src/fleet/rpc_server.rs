@@ -3,6 +3,7 @@
 //! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer
 //! of a sandbox that was lost is not sent.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,6 +26,8 @@ use tokio::time::Instant;
 use super::Fleet;
 use super::clock::clock_milliseconds;
 use super::frame::{self, Call, DamagedMessage, RpcReply, RpcRequest};
+use crate::body::{BodyError, count_until_dropped};
+use crate::budget::{Budget, Share};
 use crate::lock::lock;
 
 /// Requests of other hosts that are under way at the same time.
@@ -89,11 +92,21 @@ impl Drop for Answer {
 pub(super) struct BodyReader {
     body: Body,
     over: BytesMut,
+    /// Counts the bytes that were read, until their piece is dropped.
+    share: Option<Share>,
 }
+
+/// Copies of a piece that is sent: itself, and its message.
+const PIECE_COPIES: usize = 2;
 
 impl BodyReader {
     pub(super) fn new(body: Body) -> Self {
-        Self { body, over: BytesMut::new() }
+        Self { body, over: BytesMut::new(), share: None }
+    }
+
+    /// The same with bytes that count in a budget while they wait for the other host.
+    pub(super) fn counted(body: Body, budget: Option<&Budget>) -> Self {
+        Self { share: budget.map(Budget::share), ..Self::new(body) }
     }
 
     /// Bytes that were read and not returned yet, and the unread body.
@@ -106,21 +119,42 @@ impl BodyReader {
     pub(super) async fn next(&mut self, most: usize) -> Result<(Bytes, bool), axum::Error> {
         loop {
             if self.over.len() >= most {
-                return Ok((self.over.split_to(most).freeze(), false));
+                return Ok((self.take(most), false));
             }
             let frame = match self.body.frame().now_or_never() {
                 Some(frame) => frame,
-                None if !self.over.is_empty() => return Ok((self.over.split().freeze(), false)),
+                None if !self.over.is_empty() => return Ok((self.take(most), false)),
                 None => self.body.frame().await,
             };
             match frame {
-                None => return Ok((self.over.split().freeze(), true)),
+                None => return Ok((self.take(most), true)),
                 Some(frame) => {
                     if let Ok(data) = frame?.into_data() {
-                        self.over.extend_from_slice(&data);
+                        self.add(&data)?;
                     }
                 }
             }
+        }
+    }
+
+    fn add(&mut self, data: &[u8]) -> Result<(), axum::Error> {
+        let bytes = data.len().saturating_mul(PIECE_COPIES);
+        if self.share.as_mut().is_some_and(|share| !share.add(bytes)) {
+            return Err(axum::Error::new(BodyError::<Infallible>::BudgetExhausted));
+        }
+        self.over.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// A piece of at most `most` bytes.
+    fn take(&mut self, most: usize) -> Bytes {
+        let piece = self.over.split_to(self.over.len().min(most)).freeze();
+        match &mut self.share {
+            Some(share) => {
+                let own = share.split(piece.len().saturating_mul(PIECE_COPIES));
+                count_until_dropped(piece, own)
+            }
+            None => piece,
         }
     }
 }
@@ -481,6 +515,25 @@ mod tests {
             let end = body.frame().await.map(|frame| frame.map(drop));
             assert_eq!(end, if last { None } else { Some(Err(TruncatedBody)) });
         }
+    }
+
+    #[tokio::test]
+    async fn a_body_counts_while_it_waits_for_another_host() {
+        let budget = Budget::new(40);
+        let pieces = [[1; 6], [2; 6], [3; 6]].map(|piece| Ok::<_, Infallible>(Vec::from(piece)));
+        let body = Body::from_stream(futures_util::stream::iter(pieces));
+        let mut reader = BodyReader::counted(body, Some(&budget));
+        let (first, _) = reader.next(8).await.unwrap();
+        assert_eq!((first.len(), budget.used()), (8, 24), "the piece, and the rest of two");
+        drop(first);
+        assert_eq!(budget.used(), 8);
+        let (second, is_last) = reader.next(100).await.unwrap();
+        assert_eq!((second.len(), is_last, budget.used()), (10, true, 20));
+        let large = Body::from(vec![0; 11]);
+        let refused = BodyReader::counted(large, Some(&budget)).next(100).await.unwrap_err();
+        assert_eq!(super::super::rpc_client::broken(&refused).status.as_u16(), 503);
+        drop((second, reader));
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]

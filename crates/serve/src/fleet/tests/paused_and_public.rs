@@ -20,7 +20,7 @@ impl Host {
     async fn start(nats: &NatsServer, store: &TempDir) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut sandboxes = tests::config(&dir);
-        sandboxes.keys = Keys::new([("key", "acme")]);
+        sandboxes.keys = Keys::new([("acme", "key")]);
         let mut fleet = nats.config();
         fleet.store = Some(store.path().to_str().unwrap().to_owned());
         let mut config = Config { sandboxes: Some(sandboxes), ..Config::default() };

@@ -11,11 +11,7 @@ const OWN: &str = "tenant-1085";
 const OTHER: &str = "tenant-6048";
 
 fn sandbox_of(tenant: &str) -> SandboxRecord {
-    SandboxRecord {
-        id: Fleet::id(tenant).unwrap(),
-        tenant: tenant.to_owned(),
-        ..sandbox(600_000)
-    }
+    SandboxRecord { id: Fleet::id(tenant).unwrap(), tenant: tenant.to_owned(), ..sandbox(600_000) }
 }
 
 async fn claim(host: &Fleet, tenant: &str, name: &str) {

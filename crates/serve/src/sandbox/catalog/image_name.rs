@@ -16,7 +16,9 @@ pub(crate) fn is_image_name(text: &str) -> bool {
         _ => (name, None),
     };
     let (host, path) = match path.split_once('/') {
-        Some((host, rest)) if host == "localhost" || host.contains(['.', ':']) => (Some(host), rest),
+        Some((host, rest)) if host == "localhost" || host.contains(['.', ':']) => {
+            (Some(host), rest)
+        }
         _ => (None, path),
     };
     text.len() <= MAX_NAME
@@ -32,9 +34,8 @@ fn is_host(text: &str) -> bool {
         _ => (text, None),
     };
     let is_name = || {
-        host.split('.').all(|label| {
-            is_word(label, |byte| byte.is_ascii_alphanumeric(), |byte| byte == b'-')
-        })
+        host.split('.')
+            .all(|label| is_word(label, |byte| byte.is_ascii_alphanumeric(), |byte| byte == b'-'))
     };
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let is_address = || address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());

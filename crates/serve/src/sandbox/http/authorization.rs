@@ -143,8 +143,7 @@ pub(crate) fn shows_token(headers: &HeaderMap, token: &str) -> bool {
 
 /// Whether a request shows the traffic token of the sandbox with this token, or the token itself.
 pub(crate) fn shows_traffic_token(headers: &HeaderMap, token: &str) -> bool {
-    let shows =
-        |shown: &HeaderValue| same(shown.as_bytes(), traffic_token(token).as_bytes());
+    let shows = |shown: &HeaderValue| same(shown.as_bytes(), traffic_token(token).as_bytes());
     shows_token(headers, token) || headers.get(TRAFFIC_TOKEN).is_some_and(shows)
 }
 
@@ -177,8 +176,14 @@ mod tests {
     /// Made by another implementation, Python's `hmac`.
     #[test]
     fn the_traffic_token_is_an_hmac_of_the_token() {
-        assert_eq!(traffic_token("token"), "b0db037ac3ed2574cc42e55259272fa6390fcca6887d2724d7c977642fda0ca3");
-        assert_eq!(traffic_token(&"t".repeat(65)), "febf3a8b1a6ead76f06eb0ff5d8bc3798ec421e98f8dea5c31586ad196973e12");
+        assert_eq!(
+            traffic_token("token"),
+            "b0db037ac3ed2574cc42e55259272fa6390fcca6887d2724d7c977642fda0ca3"
+        );
+        assert_eq!(
+            traffic_token(&"t".repeat(65)),
+            "febf3a8b1a6ead76f06eb0ff5d8bc3798ec421e98f8dea5c31586ad196973e12"
+        );
     }
 
     #[test]

@@ -11,9 +11,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 #[cfg(linux_guests)]
 use crate::sandbox::connections::port;
-use crate::sandbox::http::authorization::{
-    shows_token, shows_traffic_token, takes_traffic_token,
-};
+use crate::sandbox::http::authorization::{shows_token, shows_traffic_token, takes_traffic_token};
 use crate::sandbox::http::signature::is_signed_by;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
