@@ -549,7 +549,7 @@ mod tests {
         let runtime = runtime();
         let share = Share { running: 2, waiting: 0, weight: 1 };
         let gate = ConcurrencyLimiter::new(1, [share]);
-        let enter = || runtime.block_on(gate.enter(0, TEST_TIMEOUT)).ok().expect("it is free");
+        let enter = || runtime.block_on(gate.enter(0, TEST_TIMEOUT)).unwrap();
         let parked = enter().park().ok().expect("nothing is parked");
         let commands = Arc::new(Commands::default());
         let calling = commands.clone();
