@@ -3,7 +3,7 @@
 //! Promises: an event is one line of printable text, whatever its message and its values are. They
 //! may quote strangers: names in requests, and the answers of other servers.
 
-use std::fmt::{self, Debug, Write as _};
+use std::fmt::{self, Debug};
 
 use afresh_serve::printable;
 use tracing::field::Field;

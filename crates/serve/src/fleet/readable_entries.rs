@@ -38,19 +38,20 @@ impl Fleet {
     ) -> Result<ReadableEntries<T>, NatsError> {
         let bucket = bucket(&self.links);
         let mut list = ReadableEntries { entries: Vec::new(), unreadable: 0 };
-        let add = |found: BucketEntry| {
+        let adding = &mut list;
+        let add = move |found: BucketEntry| {
             let Some(found) = open(bucket, found) else {
-                list.unreadable += 1;
+                adding.unreadable += 1;
                 return false;
             };
             let Some(entry) = read(&found) else {
                 tracing::error!(key = found.key, "an entry of the ledger is damaged");
-                list.unreadable += 1;
+                adding.unreadable += 1;
                 return false;
             };
             let is_own = own(&entry);
             if is_own {
-                list.entries.push(entry);
+                adding.entries.push(entry);
             }
             is_own
         };

@@ -23,7 +23,7 @@ use crate::error_response::ErrorResponse;
 use crate::sandbox::connections::dial::{COPY_BYTES, MAX_HTTP_BUFFER_BYTES, dial};
 use crate::sandbox::connections::request_host::host_of;
 use crate::sandbox::http::authorization::{
-    SANDBOX, TOKENS, TRAFFIC_TOKEN, called, resume_for_request, shows_traffic_token,
+    ACCESS_TOKEN, SANDBOX, TRAFFIC_TOKEN, called, resume_for_request, shows_traffic_token,
 };
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::wire;
@@ -80,8 +80,8 @@ async fn forward(
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
     tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);
-    for secret in TOKENS.iter().chain(&[SANDBOX, PORT, CLIENT.as_str()]) {
-        parts.headers.remove(*secret);
+    for secret in [ACCESS_TOKEN, TRAFFIC_TOKEN, SANDBOX, PORT, CLIENT.as_str()] {
+        parts.headers.remove(secret);
     }
     if let Some(host) = sandbox.settings.host.as_deref().and_then(|host| host_of(host, port)) {
         parts.headers.insert(HOST, host);

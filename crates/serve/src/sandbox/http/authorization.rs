@@ -73,17 +73,15 @@ impl TenantSandbox {
 const AUTO_RESUME_TIME: Duration = Duration::from_secs(300);
 
 /// The header with the token of a sandbox.
-const ACCESS_TOKEN: &str = "x-access-token";
+pub(crate) const ACCESS_TOKEN: &str = "x-access-token";
 /// The header with its traffic token.
 pub(crate) const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-/// The headers with tokens of a sandbox.
-pub(crate) const TOKENS: [&str; 2] = [ACCESS_TOKEN, TRAFFIC_TOKEN];
 /// Bytes of a block of SHA-256.
 const HMAC_BLOCK: usize = 64;
 
 /// The token for the ports of the sandbox with this token: `HMAC(token, "traffic")` in hexadecimal.
 pub(crate) fn traffic_token(token: &str) -> String {
-    let mut key = [0; HMAC_BLOCK];
+    let mut key = [0_u8; HMAC_BLOCK];
     match key.get_mut(..token.len()) {
         Some(start) => start.copy_from_slice(token.as_bytes()),
         None => key[..32].copy_from_slice(&Sha256::digest(token)),
