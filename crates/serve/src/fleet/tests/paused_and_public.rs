@@ -39,7 +39,8 @@ impl Host {
         headers: &[(&'static str, &str)],
         body: Value,
     ) -> (u16, Value) {
-        let mut request = Client::new().request(method, format!("{}{path}", self.base));
+        let client = Client::builder().no_proxy().build().unwrap();
+        let mut request = client.request(method, format!("{}{path}", self.base));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
