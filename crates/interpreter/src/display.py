@@ -250,6 +250,40 @@ def _read_font(path):
     return path
 
 
+class _FontClass(type):
+    """The class of fonts for the module that opens them. Its call opens a font for letters in memory. All else is as in
+    the class of the library, which has no subclasses: instances, subclasses, attributes and equality.
+    """
+
+    def __new__(cls, fonts):
+        described = {name: getattr(fonts, name) for name in ("__module__", "__qualname__", "__doc__")}
+        return super().__new__(cls, fonts.__name__, (), {**described, "_fonts": fonts})
+
+    def __init__(cls, fonts):
+        super().__init__(fonts)
+
+    def __call__(cls, filename, *arguments, **options):
+        """Opens a font. One for letters has this option. Others are opened for their names only."""
+        if isinstance(filename, str) and "_kerning_factor" in options:
+            filename = _read_font(filename)
+        return cls._fonts(filename, *arguments, **options)
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, cls._fonts)
+
+    def __subclasscheck__(cls, subclass):
+        return subclass is cls or issubclass(subclass, cls._fonts)
+
+    def __getattr__(cls, name):
+        return getattr(type.__getattribute__(cls, "_fonts"), name)
+
+    def __eq__(cls, other):
+        return other is cls or other is cls._fonts
+
+    def __hash__(cls):
+        return hash(cls._fonts)
+
+
 class _FontLibrary:
     """`matplotlib.ft2font` for the module that opens fonts.
 
@@ -259,15 +293,12 @@ class _FontLibrary:
 
     def __init__(self, library):
         self._library = library
+        fonts = getattr(library, "FT2Font", None)
+        if isinstance(fonts, type):
+            self.FT2Font = _FontClass(fonts)
 
     def __getattr__(self, name):
         return getattr(self._library, name)
-
-    def FT2Font(self, filename, *arguments, **options):
-        """Opens a font. One for letters has this option. Others are opened for their names only."""
-        if isinstance(filename, str) and "_kerning_factor" in options:
-            filename = _read_font(filename)
-        return self._library.FT2Font(filename, *arguments, **options)
 
 
 def warm_figures():

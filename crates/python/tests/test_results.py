@@ -92,9 +92,13 @@ def get_names(path):
 _FAKE_LIBRARY = """
 import io
 made = []
-def FT2Font(file, **options):
-    made.append(options)
-    return io.open(file, "rb") if isinstance(file, str) else file
+class FT2Font:
+    limit = 5
+    def __init__(self, file, **options):
+        made.append(options)
+        self.file = io.open(file, "rb") if isinstance(file, str) else file
+    def __init_subclass__(cls):
+        raise TypeError("no acceptable base type")
 """
 
 _FAKE_PYPLOT = """
@@ -125,11 +129,13 @@ def test_fonts_of_figures_are_read_whole(box: afresh.Sandbox) -> None:
     box.run_code("sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager as manager").unwrap()
     box.run_code("get, path = manager.get_font, '/home/user/fake/a.ttf'")
     # It needs the file no more, and its text is the path.
-    code = "font = get(path, a=1); os.truncate(path, 0); font.seek(199_990); [len(font.read(100)), str(font)]"
+    code = "font = get(path, a=1); os.truncate(path, 0); font.file.seek(199_990)"
+    box.run_code(code).unwrap()
+    code = "[len(font.file.read(100)), str(font.file)]"
     assert box.eval(code) == [10, "/home/user/fake/a.ttf"]
     assert box.eval("manager.ft2font.made") == [{"_kerning_factor": 0, "a": 1}]
     # Files of other code, fonts that are opened for their names, and large ones are files.
-    others = "io.open(path, 'rb'), manager.get_names(path), get(path.replace('a.', 'large.'))"
+    others = "io.open(path, 'rb'), manager.get_names(path).file, get(path.replace('a.', 'large.')).file"
     assert box.eval(f"[type(one).__name__ for one in ({others})]") == ["BufferedReader"] * 3
     missing = box.run_code("get('/home/user/fake/b.ttf')").error
     assert isinstance(missing, afresh.ProgramError)
@@ -138,7 +144,21 @@ def test_fonts_of_figures_are_read_whole(box: afresh.Sandbox) -> None:
     # Before 3.10 the name of a font in memory is not its path.
     old = "for name in [name for name in sys.modules if name.startswith('matplotlib')]: del sys.modules[name]"
     box.run_code(f"{old}\nsys.path.insert(0, '/home/user/old')\nimport matplotlib.font_manager as manager").unwrap()
-    assert box.eval("type(manager.get_font(path)).__name__") == "BufferedReader"
+    assert box.eval("type(manager.get_font(path).file).__name__") == "BufferedReader"
+
+
+def test_the_class_of_fonts_is_that_of_the_library(box: afresh.Sandbox) -> None:
+    box.files.write("/home/user/fake/matplotlib/__init__.py", "rcParams = {}; __version_info__ = (3, 10, 0)")
+    box.files.write("/home/user/fake/matplotlib/font_manager.py", _FAKE_FONTS)
+    box.files.write("/home/user/fake/matplotlib/ft2font.py", _FAKE_LIBRARY)
+    box.files.write("/home/user/fake/a.ttf", b"font")
+    box.run_code("import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager as manager").unwrap()
+    box.run_code("from matplotlib.ft2font import FT2Font; seen = manager.ft2font.FT2Font").unwrap()
+    box.run_code("font = manager.get_font('/home/user/fake/a.ttf')").unwrap()
+    assert box.eval("[isinstance(font, seen), isinstance(1, seen), type(font) is FT2Font]") == [True, False, True]
+    assert box.eval("[issubclass(FT2Font, seen), issubclass(seen, seen), issubclass(int, seen)]") == [True, True, False]
+    assert box.eval("[seen == FT2Font, type(font) == seen, {FT2Font: 1}[seen], seen == int]") == [True, True, 1, False]
+    assert box.eval("[seen.limit, seen.__name__, seen.__module__]") == [5, "FT2Font", "matplotlib.ft2font"]
 
 
 def test_a_setup_that_imports_matplotlib_has_drawn_a_figure() -> None:
@@ -176,6 +196,7 @@ def test_figures_are_images(box: afresh.Sandbox) -> None:
         warm.run_code("shutil.copyfile(found, 'a.ttf')").unwrap()
         warm.run_code("font = plt.matplotlib.font_manager.get_font('a.ttf'); os.truncate('a.ttf', 0)").unwrap()
         assert warm.eval("font.load_char(ord('g')).width") > 0
+        assert warm.eval("isinstance(font, plt.matplotlib.font_manager.ft2font.FT2Font)") is True
         # The name of a font is its path, so that figures can be files with fonts.
         assert warm.eval("str(plt.matplotlib.font_manager.get_font(found).fname) == str(found)")
         for kind in ("pdf", "ps", "svg"):
