@@ -18,6 +18,7 @@ use crate::http;
 use crate::limits::POLL_INTERVAL;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
 use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
+use crate::start_turn::StartTurn;
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 
@@ -415,6 +416,7 @@ impl Guest {
 
     /// No thread can run: the guest waits for the caller or for a moment, or is deadlocked.
     fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
+        StartTurn::end();
         self.settle()?;
         let state = &self.sentry.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));

@@ -12,6 +12,7 @@ mod dial;
 mod memory_limit;
 mod output;
 mod spare;
+mod working_set;
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +23,7 @@ use afresh_files::Tree;
 use afresh_memory::PAGE_SIZE;
 use afresh_sys::planted::{self, Bug};
 
-use crate::error::{CallError, VerifyError};
+use crate::error::CallError;
 use crate::file_view::FileView;
 use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait};
 use crate::guest::{Guest, StopReason, after};
@@ -30,12 +31,12 @@ use crate::limits::Limits;
 use crate::outbound::OutboundLimits;
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
 use crate::sentry::{End, FIRST, Generation, Kernel, OutputSinks, Sentry, count_unserved};
+use crate::start_turn::StartTurn;
 use crate::stats::Stats;
 use crate::subprocess::Subprocess;
 use crate::subprocess_memory::read_all;
 use crate::subprocesses::ParkedSubprocesses;
 
-use compare::compare;
 pub use spare::SpareProcess;
 
 /// Time between calls that a program with connections to the outside is left alone.
@@ -341,6 +342,9 @@ impl Instance {
         if self.footing == ResetState::Failed {
             return Err(CallError::NeedsReset);
         }
+        let is_first = self.live.as_ref().is_none_or(|live| live.unused);
+        // The wait for it is no time of the call.
+        let _turn = is_first.then(StartTurn::take);
         let deadline = after(self.limits.time);
         // It may start a thread, which must not stay with us.
         self.prepare().map_err(unstarted)?;
@@ -375,6 +379,9 @@ impl Instance {
             Ok(StopReason::Idle(wait)) => {
                 self.wait = wait;
                 self.footing = ResetState::Live;
+                if is_first {
+                    self.record_working_set();
+                }
                 return Ok(output);
             }
             // From the stub it can be reset; from within the kernel it cannot.
@@ -451,27 +458,6 @@ impl Instance {
         live.guest.attach()?;
         self.wait = rest.wait;
         Ok(orders)
-    }
-
-    /// Brings the guest back and compares all of it with the state that it stands on: every byte,
-    /// the kernel's list of mappings, registers, descriptors, files. Returns the bytes that were
-    /// compared.
-    ///
-    /// # Errors
-    /// The first difference. The process is then killed, and the next call has a new one.
-    pub fn verify(&mut self) -> Result<u64, VerifyError> {
-        self.reset();
-        let result = (|| {
-            self.prepare()?;
-            let orders = self.restore()?;
-            let Some(live) = &mut self.live else { return Err(PlatformError::Lost.into()) };
-            live.guest.body.process.execute(&orders, Continuation::Ask)?;
-            compare(&mut live.guest, &self.standing)
-        })();
-        if result.is_err() {
-            self.live = None;
-        }
-        result
     }
 
     /// Whether the last call was cut short, so that a reset is needed.

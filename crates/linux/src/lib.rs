@@ -59,6 +59,7 @@ mod sentry;
 mod session;
 mod shared_files;
 mod shared_memory_file;
+mod start_turn;
 mod stats;
 mod subprocess;
 mod subprocess_changes;

@@ -32,6 +32,7 @@ mod stub;
 mod template;
 mod trampoline;
 mod vdso;
+mod working_set;
 mod write_tracker;
 mod zygote;
 

@@ -3,13 +3,38 @@
 //! Promises: every difference is reported: in the sentry's state, and in registers, mappings and
 //! each byte of memory of each process.
 
+use super::Instance;
 use crate::error::VerifyError;
 use crate::frozen_state::FrozenState;
 use crate::guest::Guest;
+use crate::platform::{Continuation, PlatformError};
 use crate::subprocess::Subprocess;
 
+impl Instance {
+    /// Brings the guest back and compares all of it with the state that it stands on: every byte,
+    /// the kernel's list of mappings, registers, descriptors, files. Returns the bytes that were
+    /// compared.
+    ///
+    /// # Errors
+    /// The first difference. The process is then killed, and the next call has a new one.
+    pub fn verify(&mut self) -> Result<u64, VerifyError> {
+        self.reset();
+        let result = (|| {
+            self.prepare()?;
+            let orders = self.restore()?;
+            let Some(live) = &mut self.live else { return Err(PlatformError::Lost.into()) };
+            live.guest.body.process.execute(&orders, Continuation::Ask)?;
+            compare(&mut live.guest, &self.standing)
+        })();
+        if result.is_err() {
+            self.live = None;
+        }
+        result
+    }
+}
+
 /// The bytes that were compared, or the first difference.
-pub(super) fn compare(guest: &mut Guest, standing: &FrozenState) -> Result<u64, VerifyError> {
+fn compare(guest: &mut Guest, standing: &FrozenState) -> Result<u64, VerifyError> {
     if *guest.sentry.state != *standing.rest.state {
         return Err(VerifyError::State);
     }
@@ -25,7 +50,7 @@ pub(super) fn compare(guest: &mut Guest, standing: &FrozenState) -> Result<u64, 
 
 fn compare_body(body: &mut Subprocess) -> Result<u64, VerifyError> {
     let part = body.base.as_ref().map(|base| base.part.clone());
-    let part = part.ok_or(crate::platform::PlatformError::Lost)?;
+    let part = part.ok_or(PlatformError::Lost)?;
     if body.holds != part.holds || !body.process.control_equals(&part.registers) {
         return Err(VerifyError::Registers);
     }

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_process_that_is_killed_while_it_boots_is_reported_as_that() {
         let mut control = Control::new().unwrap();
-        boot::write_child(&mut control, None);
+        boot::write_child(&mut control, None, &[]);
         let mut born = match zygote::start(&control, &[]) {
             Ok(born) => born,
             Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),

@@ -6,6 +6,8 @@
 //! processes and files by limits, names of files, the network and signals by Landlock where the
 //! kernel has it.
 
+use std::ops::Range;
+
 use afresh_memory::ImageFile;
 use afresh_sys::merges_memory;
 
@@ -18,6 +20,9 @@ use crate::resource_numbers;
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
+/// Maximum steps that [`write_template`] writes.
+pub(super) const MAX_TEMPLATE_STEPS: usize = 490;
+const _: () = assert!(stub::FIRST + 64 * (MAX_TEMPLATE_STEPS + 3) <= stub::INSIDE_WORDS);
 /// Descriptor of the first image file in the child; the others follow.
 const IMAGE_FILE: u64 = 4;
 /// Maximum files of an image for a new process: with its other descriptors they fit into
@@ -141,9 +146,21 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     clock.and(vdso::of_guests()).map(|_| stub::VDSO)
 }
 
+/// The calls that copy the pages of `ranges`, which are mapped writable.
+fn copies(ranges: &[Range<u64>]) -> impl Iterator<Item = [u64; 7]> {
+    let advice = libc::MADV_POPULATE_WRITE as u64;
+    ranges.iter().map(move |range| {
+        [libc::SYS_madvise as u64, range.start, range.end - range.start, advice, 0, 0, 0]
+    })
+}
+
 /// Writes the steps of a new process. `pieces` are of the files that it is sent, or of none;
-/// nothing if it shows no image.
-pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping], &[&ImageFile])>) {
+/// nothing if it shows no image. Pages of `copied` are the process's own from the beginning.
+pub(super) fn write_child(
+    control: &mut Control,
+    pieces: Option<(&[FileMapping], &[&ImageFile])>,
+    copied: &[Range<u64>],
+) {
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
@@ -151,7 +168,7 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     let clock = clock_page();
     call(clock[0] as libc::c_long, &clock[1..]);
     let orders = pieces.into_iter().flat_map(|(pieces, files)| orders(pieces, files));
-    orders.for_each(|order| call(order[0] as libc::c_long, &order[1..]));
+    orders.chain(copies(copied)).for_each(|order| call(order[0] as libc::c_long, &order[1..]));
     // The image's files may also contain other images.
     call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
     if pieces.is_some() {
@@ -159,6 +176,10 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;
         call(libc::SYS_userfaultfd, &[flags as u64]);
     }
+    // The sentry sleeps until then. The first call writes a signal's number to the word.
+    let booted = stub::CONTROL + stub::BOOTED as u64;
+    call(libc::SYS_prctl, &[libc::PR_GET_PDEATHSIG as u64, booted]);
+    call(libc::SYS_futex, &[booted, libc::FUTEX_WAKE as u64, 1]);
     let program = filter::program();
     let steps: Vec<u8> = program
         .iter()
@@ -215,17 +236,22 @@ fn orders(pieces: &[FileMapping], files: &[&ImageFile]) -> impl Iterator<Item = 
     })
 }
 
-/// Writes the code of a template before its first fork: it maps the pieces, which are parts of the
-/// files that it receives, or anonymous, and listens on the socket that follows them.
-pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], files: &[&ImageFile]) {
+/// The calls of a template that make `pieces`, which are parts of `files`, or anonymous.
+pub(super) fn template_calls(pieces: &[FileMapping], files: &[&ImageFile]) -> Vec<[u64; 7]> {
+    orders(pieces, files).collect()
+}
+
+/// Writes the steps of a process that becomes a template, or forks the next stage of one. It
+/// receives `files` files of an image, makes `steps`, at most [`MAX_TEMPLATE_STEPS`], and listens
+/// on the socket that follows the files.
+pub(super) fn write_template(control: &mut Control, steps: &[[u64; 7]], files: usize) {
     write_message(control);
     let mut calls = Calls::default();
-    let mut call = |number, args: &[u64]| calls.call(number, args);
-    call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
-    orders(pieces, files).for_each(|order| call(order[0] as libc::c_long, &order[1..]));
-    call(libc::SYS_dup2, &[IMAGE_FILE + files.len() as u64, stub::SOCKET as u64]);
+    calls.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    calls.0.extend(steps);
+    calls.call(libc::SYS_dup2, &[IMAGE_FILE + files as u64, stub::SOCKET as u64]);
     // The image's files may also contain other images.
-    call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
+    calls.call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     calls.write(control, Continuation::Fork, BOOT_RECEIPT);
 }
 

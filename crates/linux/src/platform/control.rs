@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use afresh_sys::Memfd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -62,6 +63,20 @@ impl Control {
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Waits until a process that boots has reached [`stub::BOOTED`], or for `timeout`.
+    pub(super) fn await_boot(&self, timeout: Duration) {
+        let limit = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: the word is inside the mapping, which lives as long as `self`, and is aligned.
+        // The kernel only compares it, and reads the limit, which lives through the call.
+        unsafe {
+            let word = self.base.as_ptr().add(stub::BOOTED);
+            libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, 0, &raw const limit);
+        }
     }
 
     /// Copies `bytes` to `offset`.
@@ -121,5 +136,36 @@ impl Drop for Control {
         // SAFETY: the range is the mapping made in `new`, and nothing points into it any more.
         // A failure would leave the memory mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), LEN) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::platform::{boot, zygote};
+
+    #[test]
+    fn the_sentry_sleeps_until_a_process_has_booted() {
+        let long = Duration::from_secs(60);
+        let mut control = Control::new().unwrap();
+        boot::write_child(&mut control, None, &[]);
+        let mut born = match zygote::start(&control, &[]) {
+            Ok(born) => born,
+            Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
+            Err(error) => panic!("{error}"),
+        };
+        let started = Instant::now();
+        // A signal may end a wait early.
+        while control.read_word(stub::BOOTED) == 0 && started.elapsed() < long {
+            control.await_boot(long);
+        }
+        assert_ne!(control.read_word(stub::BOOTED), 0);
+        born.kill();
+        born.wait().unwrap();
+        let control = Control::new().unwrap();
+        control.await_boot(Duration::from_millis(1));
+        assert_eq!(control.read_word(stub::BOOTED), 0, "no process has it");
     }
 }

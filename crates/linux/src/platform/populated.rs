@@ -8,6 +8,7 @@ use afresh_sys::pagemap;
 
 use super::PlatformError;
 use super::process::Process;
+use crate::ranges::Ranges;
 
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Present in memory, or swapped out.
@@ -45,30 +46,59 @@ impl Process {
         File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)
     }
 
+    /// The private pages in `range` and the mapped pages of files in each of `parts`. `None` if the
+    /// kernel is too old to list the former.
+    pub(super) fn own_and_file_pages(
+        &self,
+        range: Range<u64>,
+        parts: impl Iterator<Item = Range<u64>>,
+    ) -> Result<Option<(Ranges, Ranges)>, PlatformError> {
+        let map = self.page_map()?;
+        let (mut own, mut of_files) = (Ranges::default(), Ranges::default());
+        match pagemap::own_pages(&map, range, |run| own.insert(run)) {
+            Ok(()) => {}
+            Err(error) if error.errno == libc::ENOTTY => return Ok(None),
+            Err(error) => return Err(failed(std::io::Error::from_raw_os_error(error.errno))),
+        }
+        for part in parts {
+            let found = pages_of(&map, part, |entry| entry & HELD != 0 && entry & FILE != 0)?;
+            found.into_iter().for_each(|run| of_files.insert(run));
+        }
+        Ok(Some((own, of_files)))
+    }
+
     fn pages(
         &self,
         range: Range<u64>,
         wanted: impl Fn(u64) -> bool,
     ) -> Result<Vec<Range<u64>>, PlatformError> {
-        let map = self.page_map()?;
-        let mut found: Vec<Range<u64>> = Vec::new();
-        let mut entries = Vec::new();
-        for first in (range.start..range.end).step_by((BATCH_PAGES * PAGE) as usize) {
-            let count = ((range.end - first) / PAGE).min(BATCH_PAGES);
-            entries.resize(8 * count as usize, 0);
-            map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
-            for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {
-                // All the bits are in the last byte.
-                if !wanted(u64::from(entry[7]) << 56) {
-                    continue;
-                }
-                let start = first + page * PAGE;
-                match found.last_mut() {
-                    Some(last) if last.end == start => last.end += PAGE,
-                    _ => found.push(start..start + PAGE),
-                }
+        pages_of(&self.page_map()?, range, wanted)
+    }
+}
+
+/// The parts of `range` whose entries in the page map `map` are `wanted`.
+fn pages_of(
+    map: &File,
+    range: Range<u64>,
+    wanted: impl Fn(u64) -> bool,
+) -> Result<Vec<Range<u64>>, PlatformError> {
+    let mut found: Vec<Range<u64>> = Vec::new();
+    let mut entries = Vec::new();
+    for first in (range.start..range.end).step_by((BATCH_PAGES * PAGE) as usize) {
+        let count = ((range.end - first) / PAGE).min(BATCH_PAGES);
+        entries.resize(8 * count as usize, 0);
+        map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
+        for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {
+            // All the bits are in the last byte.
+            if !wanted(u64::from(entry[7]) << 56) {
+                continue;
+            }
+            let start = first + page * PAGE;
+            match found.last_mut() {
+                Some(last) if last.end == start => last.end += PAGE,
+                _ => found.push(start..start + PAGE),
             }
         }
-        Ok(found)
     }
+    Ok(found)
 }

@@ -38,6 +38,9 @@ use super::{PlatformError, boot, filter, memory, stub};
 pub(crate) use inside::DescriptorAnswers;
 use receipts::{ExpectedReceipt, ReceiptSource};
 
+/// How long the sentry sleeps until a process has booted. Afterwards it looks again and again, also
+/// whether the process has ended.
+const BOOT_WAIT: Duration = Duration::from_millis(20);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 
@@ -134,9 +137,14 @@ impl Process {
         let mut control = Control::new()?;
         if let (Some(template), Some(image)) = (template, image) {
             zygote::check()?;
-            boot::write_child(&mut control, Some((&[], &[])));
+            boot::write_child(&mut control, Some((&[], &[])), template.copied());
             if let Some(born) = template.fork(&control) {
-                return Self::taken_over(born, control, Some(image), &[], Vec::new());
+                let made = Self::taken_over(born, control, Some(image), &[], Vec::new());
+                // The kernel may lack the memory to copy pages that the guest may not need.
+                if made.is_ok() || template.copied().is_empty() {
+                    return made;
+                }
+                control = Control::new()?;
             }
         }
         let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
@@ -150,7 +158,7 @@ impl Process {
             let known = piece.is_of(&sent);
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
-        boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])));
+        boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])), &[]);
         // The boot code maps the files privately, and closes them before the guest runs.
         let lent = sent.iter().map(|sent| reader(sent)).collect::<Result<Vec<_>, _>>()?;
         let born = zygote::start(&control, &lent)?;
@@ -195,6 +203,7 @@ impl Process {
         rest: &[FileMapping],
         files: Vec<Range<u64>>,
     ) -> Result<Self, PlatformError> {
+        control.await_boot(BOOT_WAIT);
         let attached = BootDescriptors::fetch(&mut born, image.is_some());
         let BootDescriptors { listener, track } = attached.inspect_err(|_| {
             born.kill();

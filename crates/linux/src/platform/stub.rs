@@ -93,6 +93,8 @@ pub(crate) const GUEST: Range<u64> = 0x1_0000..CODE;
 pub(crate) const WORD: usize = CONTROL_LEN - 4096;
 pub(crate) const MESSAGE: usize = WORD + 64;
 pub(crate) const MESSAGE_PARTS: usize = WORD + 128;
+/// A word that is not zero once a process has all but installed its filter.
+pub(crate) const BOOTED: usize = WORD + 32;
 /// Data for calls of the boot.
 pub(crate) const BOOT_DATA: usize = WORD + 256;
 /// Bytes for descriptors in such a message.

@@ -206,7 +206,7 @@ mod tests {
 
     fn spawn_child() -> Result<SpawnedProcess, PlatformError> {
         let mut control = Control::new()?;
-        boot::write_child(&mut control, None);
+        boot::write_child(&mut control, None, &[]);
         start(&control, &[])
     }
 
