@@ -4,7 +4,7 @@
 //!
 //! `cargo xtask soak --fleet` runs it for half an hour, or for another number of seconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Fault, HOSTS};
 use crate::history::{self, History, Step};
-use crate::hosts::{Sandbox, until};
+use crate::hosts::{Sandbox, exchange, until};
+use crate::outages::Outages;
 use crate::soak::Dice;
 
 /// The variable with the seconds of a run.
@@ -28,6 +29,10 @@ const SANDBOXES: usize = 3;
 const MAX_CALLS: u32 = 400;
 /// Deleted sandboxes of each client that are looked up.
 const MAX_DELETED: usize = 50;
+/// Rounds between two collections of the fleet's store.
+const COLLECTION_ROUNDS: usize = 20;
+/// Time without any request before a collection, for what hosts have begun.
+const REST: Duration = Duration::from_secs(2);
 /// Between two faults.
 const FAULT_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -60,7 +65,12 @@ struct Run {
     logs: Vec<PathBuf>,
     /// The leases that hosts had lost at the end of the last fault.
     leases_lost: AtomicUsize,
+    /// Whether a disk may be full.
+    full: AtomicBool,
     over: AtomicBool,
+    /// Read by a client while it makes requests.
+    activity: RwLock<()>,
+    outages: Outages,
     counts: Mutex<BTreeMap<&'static str, u64>>,
     violations: Mutex<Vec<String>>,
 }
@@ -139,10 +149,26 @@ impl Run {
     }
 
     /// Uses sandboxes until the run is over.
-    fn use_sandboxes(&self, number: u64, own: &mut Vec<Subject>, deleted: &mut Vec<Sandbox>) {
+    fn use_sandboxes(&self, number: u64, client: &mut Client) {
+        let Client { own, leaving, deleted } = client;
         let mut dice = Dice::new(number);
         while self.runs() {
+            let _active = self.activity.read().unwrap();
             let Some(address) = self.address(&mut dice) else { continue };
+            if let Some(sandbox) = leaving.pop() {
+                match sandbox.ask_at(address, "DELETE", "") {
+                    204 if deleted.len() < MAX_DELETED => deleted.push(sandbox),
+                    // A deletion without an answer was made.
+                    204 | 404 => {}
+                    0 | 429 | 503 | 504 => {
+                        leaving.insert(0, sandbox);
+                        self.refused();
+                    }
+                    status => {
+                        self.violation(format!("{sandbox:?}: deleting answers {status}"));
+                    }
+                }
+            }
             if own.len() < SANDBOXES {
                 let since = self.moment();
                 match Sandbox::make_at(address) {
@@ -155,12 +181,7 @@ impl Run {
             let subject = &mut own[which];
             let done = match dice.below(60) {
                 0 => {
-                    // It is not used again: a refused deletion may have been made.
-                    let status = subject.sandbox.ask_at(address, "DELETE", "");
-                    let subject = own.swap_remove(which);
-                    if status == 204 && deleted.len() < MAX_DELETED {
-                        deleted.push(subject.sandbox);
-                    }
+                    leaving.push(own.swap_remove(which).sandbox);
                     continue;
                 }
                 1 if !deleted.is_empty() => {
@@ -173,11 +194,22 @@ impl Run {
             };
             match done {
                 Ok(true) if subject.history.calls() < MAX_CALLS => {}
-                Ok(_) => drop(own.swap_remove(which)),
+                Ok(true) => leaving.push(own.swap_remove(which).sandbox),
+                Ok(false) => drop(own.swap_remove(which)),
                 Err(what) => self.violation(format!("{:?}: {what}", subject.sandbox)),
             }
         }
     }
+}
+
+/// The sandboxes of a client.
+#[derive(Default)]
+struct Client {
+    own: Vec<Subject>,
+    /// Those that are to be deleted.
+    leaving: Vec<Sandbox>,
+    /// Some of those that were deleted.
+    deleted: Vec<Sandbox>,
 }
 
 /// The losses that were known at some time.
@@ -223,20 +255,37 @@ struct Subject {
     /// It may be paused: the run ended before a connect, or the connection of a pause broke, and
     /// its host may make the pause at any later time.
     may_be_paused: bool,
+    /// The start of the first request since its last answer.
+    waiting: Option<Instant>,
 }
 
 impl Subject {
     fn new(sandbox: Sandbox, since: Moment) -> Self {
         let (history, file) = (History::default(), History::default());
-        Self { sandbox, history, since, file, file_since: since, may_be_paused: false }
+        let (may_be_paused, waiting) = (false, None);
+        Self { sandbox, history, since, file, file_since: since, may_be_paused, waiting }
+    }
+
+    /// Begins a request.
+    fn wait(&mut self) {
+        self.waiting.get_or_insert_with(Instant::now);
+    }
+
+    /// It answered the last request.
+    fn answered(&mut self, run: &Run) {
+        if let Some(since) = self.waiting.take() {
+            run.outages.answered(since);
+        }
     }
 
     /// Makes a call by way of this address.
     fn call(&mut self, run: &Run, address: SocketAddr) -> Result<CallOutcome, String> {
         let begun = run.moment();
         let call = self.history.call();
+        self.wait();
         match self.sandbox.answer_at(address, &history::text(call)) {
             Ok((answer, generation)) => {
+                self.answered(run);
                 let log = history::parse(&answer)?;
                 let lost = self.since.lost_by_fault(run)
                     || self.history.is_undone_by(&log) && self.since.lost(run);
@@ -259,8 +308,12 @@ impl Subject {
     /// Appends to its file by way of this address: reads it, and writes it with one call more.
     fn append(&mut self, run: &Run, address: SocketAddr) -> Result<CallOutcome, String> {
         let begun = run.moment();
+        self.wait();
         let (text, generation) = match self.sandbox.file_at(address, None) {
-            Ok(read) => read,
+            Ok(read) => {
+                self.answered(run);
+                read
+            }
             Err(refusal) => return self.refused(run, address, refusal.status),
         };
         let log = history::parse(&text)?;
@@ -321,8 +374,10 @@ impl Subject {
 
     /// Pauses it, and connects to it again.
     fn save(&mut self, run: &Run, dice: &mut Dice) -> Result<(), String> {
+        self.wait();
         while run.runs() {
             let Some(address) = run.address(dice) else { continue };
+            let full = run.full.load(Ordering::SeqCst);
             match self.sandbox.ask_at(address, "POST", "/pause") {
                 // 409: an earlier pause was done, and its answer is lost.
                 204 | 409 => {
@@ -337,6 +392,12 @@ impl Subject {
                     run.refused();
                 }
                 503 => run.refused(),
+                // Its host has a full disk, and serves it on.
+                507 if full || run.full.load(Ordering::SeqCst) => {
+                    self.answered(run);
+                    run.count("saves refused with a full disk", 1);
+                    return Ok(());
+                }
                 // The next call finds the same.
                 404 if self.since.lost(run) && self.history.is_unsaved() => return Ok(()),
                 status => return Err(format!("a pause is answered with {status}")),
@@ -345,7 +406,10 @@ impl Subject {
         while run.runs() {
             let Some(address) = run.address(dice) else { continue };
             match self.sandbox.ask_at(address, "POST", "/connect") {
-                200 | 201 => return Ok(()),
+                200 | 201 => {
+                    self.answered(run);
+                    return Ok(());
+                }
                 0 | 503 | 504 => run.refused(),
                 status => return Err(format!("a connect is answered with {status}")),
             }
@@ -374,28 +438,65 @@ impl Subject {
     }
 }
 
+/// Deletes all sandboxes, also those whose making was not answered: then the store has what it had
+/// before them.
+fn delete_all(run: &Run, cluster: &Cluster, before: &BTreeSet<PathBuf>) {
+    const KEY: &str = "X-API-Key: key-of-acme\r\n";
+    let address = run.addresses()[0];
+    until("no sandbox is listed", || {
+        let path = "/v2/sandboxes?state=running,paused";
+        let Some((200, listed)) = exchange(address, "GET", path, KEY, b"") else { return false };
+        let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
+        for sandbox in &listed {
+            let path = format!("/sandboxes/{}", sandbox["sandboxID"].as_str().unwrap());
+            let status =
+                exchange(address, "DELETE", &path, KEY, b"").map_or(0, |(status, _)| status);
+            assert!(matches!(status, 0 | 204 | 404 | 429 | 503 | 504), "{path}: {status}");
+        }
+        listed.is_empty()
+    });
+    // Sandboxes of a lost host are removed by the one that broke its lease.
+    let mut left = Vec::new();
+    let mut collect = || {
+        println!("checker: {}", cluster.collect(Duration::ZERO));
+        left = cluster.objects().difference(before).cloned().collect();
+        left.is_empty()
+    };
+    if cluster.has_one_version() {
+        until("the store has the templates alone", collect);
+    } else {
+        // Each version may have stored a template.
+        collect();
+        println!("checker: {} objects more than at the start", left.len());
+    }
+}
+
 #[test]
 fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
     let seconds = std::env::var(SECONDS).ok().map(|seconds| seconds.parse::<u64>().unwrap());
     let Some(mut cluster) = Cluster::start(LOGGER) else { return };
+    let (all, before) = (cluster.faults(), cluster.objects());
     let run = Run {
         addresses: RwLock::new(cluster.addresses()),
         losses: AtomicU64::new(0),
         logs: cluster.logs(),
         leases_lost: AtomicUsize::new(0),
+        full: AtomicBool::new(false),
         over: AtomicBool::new(false),
+        activity: RwLock::new(()),
+        outages: Outages::new(),
         counts: Mutex::new(BTreeMap::new()),
         violations: Mutex::new(Vec::new()),
     };
-    let mut clients: Vec<(Vec<Subject>, Vec<Sandbox>)> =
-        (0..CLIENTS).map(|_| Default::default()).collect();
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::default()).collect();
     let mut faults = Vec::new();
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let run = &run;
-        for (number, (own, deleted)) in clients.iter_mut().enumerate() {
-            scope.spawn(move || run.use_sandboxes(number as u64, own, deleted));
+        for (number, client) in clients.iter_mut().enumerate() {
+            scope.spawn(move || run.use_sandboxes(number as u64, client));
         }
+        scope.spawn(|| run.outages.measure_lateness(&run.over));
         let changed = |addresses| *run.addresses.write().unwrap() = addresses;
         for round in 0.. {
             let over = match seconds {
@@ -407,23 +508,36 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
             }
             std::thread::sleep(FAULT_INTERVAL);
             let start = Instant::now();
-            let together = Fault::ALL[round % Fault::ALL.len()];
+            let together = all[round % all.len()];
             let undoes = u64::from(together.iter().any(|fault| fault.undoes()));
             run.losses.fetch_add(undoes, Ordering::SeqCst);
-            cluster.suffer(together, (round + round / Fault::ALL.len()) % HOSTS, changed);
+            run.full.store(together.contains(&Fault::FullDisk), Ordering::SeqCst);
+            run.outages.begin(format!("{together:?}"));
+            cluster.suffer(together, (round + round / all.len()) % HOSTS, changed);
             cluster.recover();
+            run.full.store(false, Ordering::SeqCst);
             run.leases_lost.store(run.leases_lost(), Ordering::SeqCst);
             run.losses.fetch_add(undoes, Ordering::SeqCst);
             println!("checker: {together:?} took {:?}", start.elapsed());
             faults.push(together);
+            if faults.len() % COLLECTION_ROUNDS == 1 {
+                let _rest = run.activity.write().unwrap();
+                run.outages.rest();
+                std::thread::sleep(REST);
+                println!("checker: {}", cluster.collect(begun.elapsed()));
+            }
         }
         run.over.store(true, Ordering::Relaxed);
     });
+    run.outages.print();
     if run.violations.lock().unwrap().is_empty() {
-        for (subjects, deleted) in &mut clients {
-            subjects.iter_mut().for_each(|subject| subject.check(&run));
-            run.check_all_absences(deleted);
+        for client in &mut clients {
+            client.own.iter_mut().for_each(|subject| subject.check(&run));
+            run.check_all_absences(&client.deleted);
         }
+    }
+    if run.violations.lock().unwrap().is_empty() {
+        delete_all(&run, &cluster, &before);
     }
     let counts = run.counts.into_inner().unwrap();
     println!("checker: {} s, {} faults, {counts:?}", begun.elapsed().as_secs(), faults.len());

@@ -1,5 +1,6 @@
 //! Three hosts over three NATS servers and an S3 server, with faults between them.
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,7 +12,9 @@ use tempfile::TempDir;
 use crate::clock::Clock;
 use crate::hosts::{Host, template, until, write_keys};
 use crate::nats_server::NatsServer;
+use crate::samples::{Sample, kib_below};
 use crate::servers::{FleetStore, Proxy};
+use crate::small_disk::SmallDisk;
 
 pub(crate) const HOSTS: usize = 3;
 /// Short, since most faults are about its loss. The checker expects that a host of a busy machine
@@ -26,6 +29,10 @@ const SHORT_FAULT: Duration = Duration::from_millis(700);
 const CLOCK_STEPS: [i64; 3] = [3000, 100_000, -100_000];
 /// Between two steps.
 const STEP_INTERVAL: Duration = Duration::from_millis(700);
+/// The variable with the program of an earlier version: hosts of both versions share the fleet.
+const PREVIOUS: &str = "AFRESH_TEST_PREVIOUS";
+/// The disk of each host.
+const DISK_MIB: usize = 64;
 /// Time for a new leader of each stream.
 const ELECTION: Duration = Duration::from_millis(1500);
 
@@ -53,12 +60,16 @@ pub(crate) enum Fault {
     ClockSteps,
     /// The S3 server answers no host for longer than the lease.
     StoreOutage,
+    /// The disk of a host is full.
+    FullDisk,
+    /// A host is drained, and starts again with the other version.
+    Upgrade,
 }
 
 impl Fault {
     /// In the order of a run. A second fault happens to the next host at the same time. The first
     /// eight are the short run.
-    pub(crate) const ALL: [&[Self]; 16] = [
+    const ALL: [&[Self]; 21] = [
         &[Self::AnswersLost],
         &[Self::ClockSteps],
         &[Self::Pause],
@@ -76,6 +87,11 @@ impl Fault {
         &[Self::Kill, Self::StoreOutage],
         &[Self::RequestsLost, Self::AnswersLost],
         &[Self::ObjectsLost, Self::Pause],
+        &[Self::FullDisk],
+        &[Self::Upgrade],
+        &[Self::FullDisk, Self::Drain],
+        &[Self::Upgrade, Self::Partition],
+        &[Self::FullDisk, Self::Kill],
     ];
 
     /// Whether acknowledged calls that were not saved may be undone.
@@ -87,11 +103,22 @@ impl Fault {
     fn duration(self) -> Duration {
         match self {
             Self::AnswersLost | Self::ObjectsLost => SHORT_FAULT,
-            Self::RequestsLost | Self::Partition | Self::Pause | Self::StoreOutage => LONG_FAULT,
+            Self::RequestsLost | Self::Partition | Self::Pause => LONG_FAULT,
+            Self::StoreOutage | Self::FullDisk => LONG_FAULT,
             Self::ServerKill => ELECTION,
-            Self::Kill | Self::Drain | Self::ClockSteps => Duration::ZERO,
+            Self::Kill | Self::Drain | Self::Upgrade | Self::ClockSteps => Duration::ZERO,
         }
     }
+}
+
+/// The program of the present version.
+fn present() -> OsString {
+    env!("CARGO_BIN_EXE_afresh").into()
+}
+
+/// That of the earlier version, if there is one.
+fn previous() -> Option<OsString> {
+    std::env::var_os(PREVIOUS)
 }
 
 /// The ways of one host to the servers.
@@ -102,6 +129,12 @@ struct Links {
 
 pub(crate) struct Cluster {
     hosts: Vec<Host>,
+    /// The time at which each host was started.
+    started: Vec<Instant>,
+    /// The program of each host.
+    programs: Vec<OsString>,
+    /// Their disks; none without the right to mount them.
+    disks: Vec<SmallDisk>,
     clocks: Vec<Clock>,
     links: Vec<Links>,
     nats: Vec<NatsServer>,
@@ -124,7 +157,17 @@ impl Cluster {
         let library = Clock::build(dir.path());
         let clocks =
             (0..HOSTS).map(|host| Clock::new(&library, dir.path(), &format!("h{host}"))).collect();
-        let mut cluster = Self { hosts: Vec::new(), clocks, links, nats, place, dir };
+        let mount = |host| {
+            let folder = dir.path().join(format!("h{host}/sandboxes"));
+            fs::create_dir_all(&folder).unwrap();
+            SmallDisk::mount(&folder, DISK_MIB)
+        };
+        let disks = (0..HOSTS).map_while(mount).collect();
+        // A fleet is upgraded from the earlier version.
+        let program = previous().unwrap_or_else(present);
+        let programs = vec![program; HOSTS];
+        let (hosts, started) = (Vec::new(), vec![Instant::now(); HOSTS]);
+        let mut cluster = Self { hosts, started, programs, disks, clocks, links, nats, place, dir };
         for number in 0..HOSTS {
             let host = cluster.host(number);
             cluster.hosts.push(host);
@@ -137,13 +180,58 @@ impl Cluster {
         let (name, links) = (format!("h{number}"), &self.links[number]);
         let nats: Vec<String> =
             links.nats.iter().map(|proxy| format!("nats://{}", proxy.address)).collect();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        let mut command = Command::new(&self.programs[number]);
         command.args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--nats", &nats.join(",")]);
         command.args(["--lease", LEASE, "--nats-replicas", &self.nats.len().to_string()]);
         self.clocks[number].equip(&mut command);
         let s3 = links.s3.as_ref().map(|proxy| proxy.address);
         let config = template(self.dir.path(), &name);
         Host::start(self.dir.path(), &name, &config, &mut command, &self.place, s3)
+    }
+
+    /// The faults of a run, in their order: those of [`Fault::ALL`] that can happen here.
+    pub(crate) fn faults(&self) -> Vec<&'static [Fault]> {
+        let can = |fault: &Fault| match fault {
+            Fault::FullDisk => self.disks.len() == HOSTS,
+            Fault::Upgrade => previous().is_some(),
+            _ => true,
+        };
+        Fault::ALL.into_iter().filter(|together| together.iter().all(can)).collect()
+    }
+
+    /// Removes all unreferenced states, whatever their age, and measures the fleet. No client may
+    /// change anything meanwhile.
+    pub(crate) fn collect(&self, at: Duration) -> Sample {
+        let before = self.place.kib();
+        self.place.age();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        self.place.name(command.args(["-o", "json", "gc"]));
+        let output = command.args(["--nats", &self.server()]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let hosts = self.hosts.iter().zip(&self.started);
+        Sample {
+            at,
+            hosts: hosts.map(|(host, started)| (host.resident(), started.elapsed())).collect(),
+            local: (0..HOSTS)
+                .map(|host| kib_below(&self.dir.path().join(format!("h{host}"))))
+                .sum(),
+            nats: self.nats.iter().map(|server| kib_below(server.dir())).sum(),
+            store: (before, self.place.kib()),
+        }
+    }
+
+    /// The files of all objects.
+    pub(crate) fn objects(&self) -> std::collections::BTreeSet<PathBuf> {
+        self.place.names()
+    }
+
+    /// Whether all hosts have the present version all the time.
+    pub(crate) fn has_one_version(&self) -> bool {
+        previous().is_none()
+    }
+
+    fn server(&self) -> String {
+        format!("nats://{}", self.nats[0].address)
     }
 
     /// Waits until every host knows the others.
@@ -196,7 +284,8 @@ impl Cluster {
                     std::thread::sleep(STEP_INTERVAL);
                 }
             }
-            Fault::Drain => {}
+            Fault::FullDisk => self.disks[number].fill(0),
+            Fault::Drain | Fault::Upgrade => {}
             network => self.swallow(network, number, true),
         }
     }
@@ -212,13 +301,15 @@ impl Cluster {
             Fault::Kill => self.restart(number, changed),
             Fault::ServerKill => self.nats[number].start_again(),
             Fault::ClockSteps => self.clocks[number].step(0),
+            Fault::FullDisk => self.disks[number].empty(),
             Fault::Drain => {
-                let name = self.hosts[number].name.clone();
-                let server = format!("nats://{}", self.nats[0].address);
-                let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
-                let output = command.args(["drain", &name, "--nats", &server]).output().unwrap();
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                self.hosts[number].wait();
+                self.drain(number);
+                self.restart(number, changed);
+            }
+            Fault::Upgrade => {
+                self.drain(number);
+                let program = &mut self.programs[number];
+                *program = if *program == present() { previous().unwrap() } else { present() };
                 self.restart(number, changed);
             }
             network => self.swallow(network, number, false),
@@ -241,8 +332,18 @@ impl Cluster {
         }
     }
 
+    /// Drains a host, and waits for its end.
+    fn drain(&mut self, number: usize) {
+        let name = self.hosts[number].name.clone();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        let output = command.args(["drain", &name, "--nats", &self.server()]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        self.hosts[number].wait();
+    }
+
     fn restart(&mut self, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
         self.hosts[number] = self.host(number);
+        self.started[number] = Instant::now();
         changed(self.addresses());
     }
 

@@ -17,6 +17,8 @@ mod limits;
 mod listening;
 #[path = "../../../serve/src/fleet/tests/nats_server.rs"]
 mod nats_server;
+mod outages;
+mod samples;
 mod servers;
 #[path = "../../../store/tests/suite/support/small_disk.rs"]
 mod small_disk;

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::listening::listens;
 use super::nats_server::{files_below, free_address, program, with_us};
+use super::samples::kib_below;
 
 /// Far longer than anything takes on a busy host.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -73,6 +74,12 @@ impl FleetStore {
     pub(crate) fn names(&self) -> std::collections::BTreeSet<std::path::PathBuf> {
         let place = if self.address.is_some() { "data/bucket" } else { "shared" };
         files_below(&self.dir.path().join(place)).into_iter().collect()
+    }
+
+    /// KiB of its objects.
+    pub(crate) fn kib(&self) -> u64 {
+        let place = if self.address.is_some() { "data" } else { "shared" };
+        kib_below(&self.dir.path().join(place))
     }
 
     /// The S3 server, if it is used.

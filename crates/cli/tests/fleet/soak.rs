@@ -21,6 +21,8 @@ const DEFAULT_SECONDS: u64 = 12;
 const FAULT_INTERVAL: Duration = Duration::from_secs(3);
 /// Of each client of sandboxes.
 const SANDBOXES: usize = 6;
+/// Parts of a run whose memory is printed.
+const SERIES: usize = 12;
 
 /// A guest that keeps what it gets, and answers what it was given when warm: `warm`. `!trap`,
 /// `!spin` and `!grow` are named after their effects.
@@ -342,6 +344,9 @@ fn a_soak_finds_no_wrong_answer_no_canary_no_lost_sandbox_and_level_memory() {
         count(&soak.refused),
         count(&soak.killed),
     );
+    let parts = samples.chunks(samples.len().div_ceil(SERIES).max(1));
+    let series: Vec<String> = parts.map(|part| most(part).to_string()).collect();
+    println!("soak: KiB resident, the most of each part of the run: {}", series.join(", "));
     let wrong = soak.wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(count(&soak.requests) > 100 && count(&soak.runs) > 20 && count(&soak.saves) > 0);

@@ -46,7 +46,8 @@ pub(crate) fn program(variable: &str) -> Option<OsString> {
 
 /// All files below a directory.
 pub(crate) fn files_below(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path());
+    // A directory can be removed meanwhile.
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
@@ -140,6 +141,11 @@ impl NatsServer {
             let content = std::fs::read(file).unwrap_or_default();
             content.windows(bytes.len()).any(|part| part == bytes)
         })
+    }
+
+    /// Its directory.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Ends it as a crash would.
