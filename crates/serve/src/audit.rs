@@ -143,6 +143,16 @@ impl AuditLog {
         }
     }
 
+    /// Records an operation of an operator on the whole server, such as a reload.
+    pub(crate) fn record_server(&self, action: &str, is_done: bool) {
+        self.write(Map::from_iter([
+            ("event".to_owned(), json!("end")),
+            ("key".to_owned(), json!("server")),
+            ("action".to_owned(), json!(action)),
+            ("result".to_owned(), json!(if is_done { "ok" } else { "failed" })),
+        ]));
+    }
+
     /// Records the beginning of an operation if the log is required.
     pub(crate) fn begin(&self, fields: &Map<String, Value>) -> Result<(), ErrorResponse> {
         if !self.is_required() {

@@ -229,6 +229,9 @@ impl ServerState {
             audit.reopen();
         }
         let opened = self.open_again(config).await;
+        if let Some(audit) = &self.audit {
+            audit.record_server("reload", opened.is_ok());
+        }
         match opened {
             Ok(opened) => {
                 let left = settings_for_restart(&self.config, config);
@@ -472,13 +475,16 @@ impl ServerState {
 
     /// Ends the server once it has answered every request that reached it.
     pub(crate) fn shutdown(&self) {
-        self.phase.send_if_modified(|phase| {
+        let begins = self.phase.send_if_modified(|phase| {
             let running = *phase == Phase::Running;
             if running {
                 *phase = Phase::Draining;
             }
             running
         });
+        if let Some(audit) = self.audit.as_ref().filter(|_| begins) {
+            audit.record_server("shutdown", true);
+        }
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &self.fleet {
             fleet.begin_to_end();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::{Running, built, client, get, run, scratch, serve};
 use crate::sandbox::{Client, KEY, path, sandboxes, with};
-use afresh_serve::{AuditConfig, Config, Keys};
+use afresh_serve::{AuditConfig, Config, GuestConfig, Keys};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -187,6 +187,9 @@ fn operations_are_in_the_audit_log_without_code_and_secrets() {
         let rotated = dir.path().join("audit.log.1");
         std::fs::rename(&file, &rotated).unwrap();
         server.handle.reload(&config).await.unwrap();
+        let mut broken = config.clone();
+        broken.guests.push(GuestConfig::new(dir.path().join("missing.wasm").display().to_string()));
+        server.handle.reload(&broken).await.unwrap_err();
         assert_eq!(client.ask(Method::DELETE, &path(&own, ""), json!({})).await.0, 204);
         server.end().await;
         let text = std::fs::read_to_string(&rotated).unwrap();
@@ -214,8 +217,11 @@ fn operations_are_in_the_audit_log_without_code_and_secrets() {
             assert!(line["time"].as_str().unwrap().ends_with('Z'), "{line}");
             assert!(line["request"].is_string() && line["status"].is_u64(), "{line}");
         }
-        assert_eq!(after.len(), 1);
-        assert_eq!(fields(&after[0])[0], "DELETE /sandboxes/{id}");
+        let actions: Vec<_> = after.iter().map(|line| fields(line)[0].clone()).collect();
+        assert_eq!(actions, ["reload", "reload", "DELETE /sandboxes/{id}", "shutdown"]);
+        let results: Vec<_> = after.iter().map(|line| fields(line)[4].clone()).collect();
+        assert_eq!(results, ["ok", "failed", "ok", "ok"]);
+        assert_eq!(after[0]["key"], "server");
     });
 }
 
