@@ -29,9 +29,9 @@ const SANDBOXES: usize = 3;
 const MAX_CALLS: u32 = 400;
 /// Deleted sandboxes of each client that are looked up.
 const MAX_DELETED: usize = 50;
-/// Rounds between two collections of the fleet's store.
+/// Faults between two collections of the store.
 const COLLECTION_ROUNDS: usize = 20;
-/// Time without any request before a collection, for what hosts have begun.
+/// Time without any request before a collection: a host may still work on an earlier one.
 const REST: Duration = Duration::from_secs(2);
 /// Between two faults.
 const FAULT_INTERVAL: Duration = Duration::from_millis(500);
@@ -438,6 +438,15 @@ impl Subject {
     }
 }
 
+/// Ends the run when it is dropped.
+struct EndOfRun<'a>(&'a AtomicBool);
+
+impl Drop for EndOfRun<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Deletes all sandboxes, also those whose making was not answered: then the store has what it had
 /// before them.
 fn delete_all(run: &Run, cluster: &Cluster, before: &BTreeSet<PathBuf>) {
@@ -497,6 +506,8 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
             scope.spawn(move || run.use_sandboxes(number as u64, client));
         }
         scope.spawn(|| run.outages.measure_lateness(&run.over));
+        // Also if a fault panics: the scope waits for the clients.
+        let _over = EndOfRun(&run.over);
         let changed = |addresses| *run.addresses.write().unwrap() = addresses;
         for round in 0.. {
             let over = match seconds {
@@ -527,7 +538,6 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
                 println!("checker: {}", cluster.collect(begun.elapsed()));
             }
         }
-        run.over.store(true, Ordering::Relaxed);
     });
     run.outages.print();
     if run.violations.lock().unwrap().is_empty() {
