@@ -5,7 +5,7 @@
 //! reads it through such a mapping.
 //!
 //! Promises: places are in the order of the runs and do not overlap. Where the gaps allow it, a
-//! slot needs at most [`MAX_RUNS`] mappings for a backing.
+//! slot needs at most [`MAX_RUNS`] mappings for a backing, or [`MAX_LONG_RUNS`] with long gaps.
 
 use std::sync::Arc;
 
@@ -15,13 +15,19 @@ use super::{Backing, Extent};
 
 /// Maximum mappings that a slot should need for one backing.
 const MAX_RUNS: usize = 256;
+/// The same where only long gaps are left to bridge.
+const MAX_LONG_RUNS: usize = 2 * MAX_RUNS;
 /// Gaps of up to this many pages are always bridged.
 const SMALL_GAP: usize = 16;
+/// Gaps of more pages are long: 128 MiB. The page tables of a slot that watches the hole take more
+/// than a mapping.
+const LONG_GAP: usize = 32 << 10;
 
 /// Which of the gaps between `runs` are bridged: small ones, and as many others as leave at most
-/// [`MAX_RUNS`] mappings, the shortest first. A gap for which `can_bridge` is false is never
-/// bridged, because its ends are two mappings in any case. Where these gaps alone need more
-/// mappings, no other gap is bridged: its hole would reserve addresses and not meet the limit.
+/// [`MAX_RUNS`] mappings, the shortest first. Of long gaps only as many are bridged as leave
+/// [`MAX_LONG_RUNS`] mappings. A gap for which `can_bridge` is false is never bridged, because its
+/// ends are two mappings in any case. Where these gaps alone need more mappings, no other gap is
+/// bridged: its hole would reserve addresses and not meet the limit.
 pub(super) fn bridged_gaps(
     runs: &[PageRange],
     can_bridge: impl Fn(PageRange) -> bool,
@@ -39,12 +45,15 @@ pub(super) fn bridged_gaps(
             others.push((gap.len, at));
         }
     }
-    let excess = match apart < MAX_RUNS {
-        true => (apart + others.len()).saturating_sub(MAX_RUNS - 1),
+    let excess = |limit: usize| match apart < MAX_RUNS {
+        true => (apart + others.len()).saturating_sub(limit - 1),
         false => 0,
     };
+    let (excess, long_excess) = (excess(MAX_RUNS), excess(MAX_LONG_RUNS));
     others.sort_unstable();
-    others.iter().take(excess).for_each(|(_, at)| bridged[*at] = true);
+    let short = others.partition_point(|(len, _)| *len <= LONG_GAP);
+    let count = excess.min(short.max(long_excess));
+    others.iter().take(count).for_each(|(_, at)| bridged[*at] = true);
     bridged
 }
 
@@ -174,23 +183,39 @@ mod tests {
     }
 
     #[test]
-    fn long_gaps_are_not_bridged_where_the_limit_is_missed_anyway() {
-        const LONG_GAP: usize = 1_000_000;
-        for (apart, is_bridged) in [(MAX_RUNS - 2, false), (MAX_RUNS - 1, true), (300, false)] {
+    fn gaps_are_not_bridged_where_the_limit_is_missed_anyway_or_they_are_long() {
+        for (apart, len, is_bridged) in [
+            (MAX_RUNS - 2, LONG_GAP, false),
+            (MAX_RUNS - 1, LONG_GAP, true),
+            (MAX_RUNS - 1, 1_000_000, false),
+            (MAX_RUNS - 5, 1_000_000, false),
+            (300, LONG_GAP, false),
+        ] {
             let mut runs = scattered(apart + 1, 4);
             let end = runs.last().unwrap().end();
-            // A long gap, and a small one.
-            runs.extend([PageRange::new(end + LONG_GAP, 1), PageRange::new(end + LONG_GAP + 4, 1)]);
+            // A gap of that length, and a small one.
+            runs.extend([PageRange::new(end + len, 1), PageRange::new(end + len + 4, 1)]);
             let can_bridge = |gap: PageRange| gap.start >= end;
             let bridged = bridged_gaps(&runs, can_bridge);
             assert!(!bridged[..apart].contains(&true), "{apart} gaps");
             assert_eq!(bridged[apart..], [is_bridged, true], "{apart} gaps");
             let pages = BackingLayout::new(&runs, can_bridge).places().last().unwrap().end();
-            assert_eq!(
-                pages,
-                runs.len() + 3 + if is_bridged { LONG_GAP } else { 0 },
-                "{apart} gaps"
-            );
+            let hole = if is_bridged { len } else { 0 };
+            assert_eq!(pages, runs.len() + 3 + hole, "{apart} gaps");
+        }
+    }
+
+    #[test]
+    fn long_gaps_are_bridged_as_far_as_twice_the_mappings_need_it() {
+        for (count, excess) in [(300, 0), (MAX_LONG_RUNS, 0), (600, 600 - MAX_LONG_RUNS)] {
+            let mut runs = scattered(count, 10 * LONG_GAP);
+            let bridged = bridged_gaps(&runs, |_| true);
+            assert_eq!(bridged.iter().filter(|bridged| **bridged).count(), excess, "{count}");
+            // A gap that is not long is bridged first.
+            runs[100].start -= 9 * LONG_GAP;
+            let bridged = bridged_gaps(&runs, |_| true);
+            assert!(bridged[99], "{count}");
+            assert_eq!(bridged.iter().filter(|bridged| **bridged).count(), excess.max(1), "{count}");
         }
     }
 
