@@ -80,6 +80,8 @@ bugs! {
     Staged = "staged",
     /// A page of a lazily filled image comes without its content.
     Lazy = "lazy",
+    /// A page that was written before the first protection is not in the list of private pages.
+    Private = "private",
     /// The comparison with the image sees nothing.
     Verify = "verify",
     /// Memory that an operation left half-way stays in use.

@@ -164,6 +164,11 @@ impl Missing {
         self.runs.iter().filter_map(move |run| run.range.intersect(range))
     }
 
+    /// Whether `page` belongs to a part whose pages may be missing.
+    pub(crate) fn contains(&self, page: usize) -> bool {
+        self.run_of(page).is_some()
+    }
+
     /// Answers a fault on `page` of the slot, and closes the slot's memory if the page will never
     /// be in place. Safe in a signal handler.
     pub(crate) fn answer(&self, page: usize) -> FaultOutcome {

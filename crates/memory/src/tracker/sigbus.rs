@@ -10,6 +10,11 @@
 //! the guest may trap. Any other code gets zeros if the slot's user allows it
 //! ([`crate::SlotConfig::checks_loss`]).
 //!
+//! Pages that may be missing are protected from the first drain on. A guest that was thawed for one
+//! answer would otherwise pay a signal for each page that it writes. Until then the private pages of
+//! the mapping are the written ones, and the drain lists them ([`pagemap::private`]). A kernel
+//! without that list protects all pages at once.
+//!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan
 //! tracker instead ([`crate::HostAccess::Syscalls`]), or open the range first
@@ -20,12 +25,13 @@
 //! slot's memory, undoes that.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal, Registration};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
-    Advice, HUGE_PAGES, HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Reservation, Uffd,
+    Advice, Feature, Features, HUGE_PAGES, HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Reservation,
+    Uffd, pagemap,
 };
 
 use super::barrier::{Barrier, CopierCell, WriteBarrier};
@@ -58,6 +64,8 @@ struct Watch {
     window: AtomicUsize,
     dirty: DirtyPages,
     missing: Option<Missing>,
+    /// Whether parts with missing pages are not protected yet.
+    unprotected: AtomicBool,
     copier: CopierCell,
     /// The page that was opened last, and how often it has faulted since with no other in between.
     again: AtomicUsize,
@@ -82,9 +90,16 @@ impl Watch {
         )
     }
 
+    /// Whether `page` is in a part that is not protected yet.
+    fn is_unprotected(&self, page: usize) -> bool {
+        self.unprotected.load(Ordering::Acquire)
+            && self.missing.as_ref().is_some_and(|missing| missing.contains(page))
+    }
+
     /// Whether opening `page` does not help.
     fn turns_in_a_circle(&self, page: usize) -> bool {
-        if self.again.swap(page, Ordering::Relaxed) != page || !self.dirty.contains(page) {
+        let is_open = self.dirty.contains(page) || self.is_unprotected(page);
+        if self.again.swap(page, Ordering::Relaxed) != page || !is_open {
             self.repeats.store(0, Ordering::Relaxed);
             return false;
         }
@@ -152,6 +167,10 @@ impl FaultHandler for Watch {
         if self.turns_in_a_circle(page) {
             return false;
         }
+        if self.is_unprotected(page) {
+            // It arrived after the fault.
+            return true;
+        }
         let huge = self.huge_page_of(page);
         if self.huge.contains(huge) {
             return self.lift(self.pages_of(huge))
@@ -191,6 +210,8 @@ impl Barrier for Watch {
 /// Notices writes through SIGBUS.
 pub(super) struct Sigbus {
     watch: Arc<Watch>,
+    /// Watched parts that were never protected. Their private pages are the written ones.
+    unprotected: Vec<PageRange>,
     _registration: Registration,
 }
 
@@ -213,16 +234,62 @@ impl Sigbus {
             window: AtomicUsize::new(1),
             dirty: DirtyPages::new(capacity),
             missing,
+            unprotected: AtomicBool::new(false),
             copier: CopierCell::default(),
             again: AtomicUsize::new(usize::MAX),
             repeats: AtomicUsize::new(0),
         });
         let registration = fault::register(base, capacity * PAGE_SIZE, watch.clone())?;
-        Ok(Self { watch, _registration: registration })
+        Ok(Self { watch, unprotected: Vec::new(), _registration: registration })
+    }
+
+    /// Registers the parts of `range` that may have missing pages without protecting them, and
+    /// protects the others.
+    fn register_unprotected(&mut self, range: PageRange) -> Result<(), TrackError> {
+        let parts: Vec<PageRange> =
+            self.watch.missing.iter().flat_map(|missing| missing.within(range)).collect();
+        let mut next = range.start;
+        for part in &parts {
+            self.register(PageRange::new(next, part.start - next))?;
+            let start = (self.watch.base + part.byte_start()) as *const u8;
+            self.watch.uffd.register(start, part.byte_len(), Interest::MISSING)?;
+            next = part.end();
+        }
+        self.register(PageRange::new(next, range.end() - next))?;
+        if !parts.is_empty() {
+            self.unprotected.extend(parts);
+            self.watch.unprotected.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Protects what [`Self::register_unprotected`] did not, and marks its private pages instead.
+    fn protect_rest(&mut self) -> Result<(), TrackError> {
+        while let Some(part) = self.unprotected.last().copied() {
+            let start = (self.watch.base + part.byte_start()) as *const u8;
+            let mut written = Vec::new();
+            pagemap::private(start, part.len, |run| written.push(run))?;
+            let interest = Interest { missing: true, ..Interest::WRITES };
+            self.watch.uffd.register(start, part.byte_len(), interest)?;
+            let mut next = part.start;
+            for run in planted::but_last(Bug::Private, &written) {
+                let run = PageRange::new(part.start + run.start, run.len);
+                self.watch.dirty.mark(run);
+                self.protect(PageRange::new(next, run.start - next), true)?;
+                next = run.end();
+            }
+            self.protect(PageRange::new(next, part.end() - next), true)?;
+            self.unprotected.pop();
+        }
+        self.watch.unprotected.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Registers and protects pages.
     fn register(&self, range: PageRange) -> Result<(), TrackError> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let start = (self.watch.base + range.byte_start()) as *const u8;
         self.watch.uffd.register(start, range.byte_len(), Interest::WRITES)?;
         for part in self.watch.missing.iter().flat_map(|missing| missing.within(range)) {
@@ -236,11 +303,28 @@ impl Sigbus {
     fn protect(&self, range: PageRange, protect: bool) -> Result<(), TrackError> {
         self.watch.set_protection(range, protect)
     }
+
+    /// Answers for pages from now on, if they were `registered`.
+    fn admit(
+        &self,
+        range: PageRange,
+        registered: Result<(), TrackError>,
+    ) -> Result<(), TrackError> {
+        if registered.is_err() {
+            // Nothing answers for pages that are registered and not watched. Fails where none is.
+            let start = (self.watch.base + range.byte_start()) as *const u8;
+            let _ = self.watch.uffd.unregister(start, range.byte_len());
+            return registered;
+        }
+        self.watch.watched.mark(range);
+        Ok(())
+    }
 }
 
-// SAFETY: only `Watch` marks pages, and only watched ones, before it opens them; the userfaultfd
-// reports the first write to every other watched page. `DirtyPages` drains in order, each page
-// once.
+// SAFETY: `Watch` marks watched pages before it opens them, and the userfaultfd reports the first
+// write to every other page that is protected. Parts that are not protected are private mappings of
+// an image, which a write gives a private page: the drain marks those, while no guest runs, before
+// it protects the others. `DirtyPages` drains in order, each page once.
 unsafe impl Tracker for Sigbus {
     fn kind(&self) -> TrackerKind {
         TrackerKind::UffdSigbus
@@ -251,17 +335,24 @@ unsafe impl Tracker for Sigbus {
     }
 
     fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
-        if let Err(error) = self.register(range) {
-            // Nothing answers for pages that are registered and not watched. Fails where none is.
-            let start = (self.watch.base + range.byte_start()) as *const u8;
-            let _ = self.watch.uffd.unregister(start, range.byte_len());
-            return Err(error);
-        }
-        self.watch.watched.mark(range);
-        Ok(())
+        let lists_private_pages = Features::host().has(Feature::PagemapScan);
+        let registered = match self.watch.missing.is_some() && lists_private_pages {
+            true => self.register_unprotected(range),
+            false => self.register(range),
+        };
+        self.admit(range, registered)
+    }
+
+    fn rearm(&mut self, range: PageRange) -> Result<(), TrackError> {
+        self.protect_rest()?;
+        let registered = self.register(range);
+        self.admit(range, registered)
     }
 
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        if !self.unprotected.is_empty() {
+            self.protect_rest()?;
+        }
         if !self.watch.dirty.is_empty() {
             self.watch.dirty.drain(written);
             self.watch.next.store(usize::MAX, Ordering::Relaxed);
@@ -270,10 +361,12 @@ unsafe impl Tracker for Sigbus {
     }
 
     fn arm(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
+        self.protect_rest()?;
         pages.iter().try_for_each(|range| self.protect(*range, true))
     }
 
     fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
+        self.protect_rest()?;
         pages.iter().try_for_each(|range| self.protect(*range, false))
     }
 

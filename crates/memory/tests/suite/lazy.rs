@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::common::{lazy_image, occupied};
 use afresh_memory::{
-    Feature, Features, HostAccess, Image, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
+    Feature, Features, Filler, HostAccess, Image, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
     TrackError, Tracker, TrackerKind,
 };
 use afresh_sys::inject;
@@ -110,6 +110,55 @@ fn threads_that_touch_and_a_stream_agree_on_every_byte() {
         }
     });
     assert!(image.is_complete());
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+}
+
+#[test]
+fn the_first_reset_learns_the_written_pages_of_a_lazy_image_and_no_others() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    assert!(filler.unwrap().fill(PageRange::new(200, 30)));
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    let mut byte = [0];
+    // Pages that are in place, a missing one, pages of zeros, and pages that are only read.
+    for page in [201, 220] {
+        slot.read(page * PAGE_SIZE, &mut byte).unwrap();
+    }
+    let written = [100, 150, 201, 202, 250, 399];
+    for page in written {
+        slot.write(page * PAGE_SIZE + 7, b"dirt").unwrap();
+    }
+    assert_eq!(slot.reset().unwrap().learned, written.len());
+    let learned: Vec<usize> = slot.write_set().iter().flat_map(|r| r.start..r.end()).collect();
+    assert_eq!(learned, written);
+    // From now on a write is noticed when it happens.
+    slot.write(221 * PAGE_SIZE, b"dirt").unwrap();
+    slot.write(251 * PAGE_SIZE, b"dirt").unwrap();
+    assert_eq!(slot.differing().unwrap(), [PageRange::new(221, 1), PageRange::new(251, 1)]);
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+}
+
+#[test]
+fn a_slot_of_a_lazy_image_is_frozen_and_opened_before_its_first_reset() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, _filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    slot.write(205 * PAGE_SIZE, b"before").unwrap();
+    slot.open_range(210 * PAGE_SIZE, PAGE_SIZE).unwrap();
+    // SAFETY: inside the slot, and opened.
+    unsafe { slot.base().add(210 * PAGE_SIZE).write_volatile(77) };
+    slot.write(206 * PAGE_SIZE, b"after").unwrap();
+    let changed = slot.differing().unwrap();
+    assert_eq!(changed, [PageRange::new(205, 2), PageRange::new(210, 1)]);
+    assert!(!image.is_complete(), "a freeze waits for the written pages alone");
     slot.reset().unwrap();
     assert_eq!(slot.verify().unwrap(), []);
 }
@@ -436,6 +485,10 @@ fn a_planted_bug_that_loses_a_page_is_caught() {
         &["lazy::only_what_is_touched_is_fetched_and_it_is_right"],
     );
     planted::must_be_caught(&[Bug::Lazy], &["lazy::slots_of_one_image_share_what_has_arrived"]);
+    if Features::host().has(Feature::PagemapScan) {
+        let test = "lazy::the_first_reset_learns_the_written_pages_of_a_lazy_image_and_no_others";
+        planted::must_be_caught(&[Bug::Private], &[test]);
+    }
 }
 
 /// Run in a separate process: where it fails, a fault ends it.

@@ -54,6 +54,28 @@ pub fn written(
     })
 }
 
+/// Calls `found` with each run of private pages in the `pages` pages at `base`, in order. Runs are
+/// relative to `base`. In a private mapping of a file these are the pages that were written.
+///
+/// Write protection of a userfaultfd must never have been on the range: the kernel marks protected
+/// pages that were not touched as swapped out.
+///
+/// # Errors
+/// `ENOTTY` before Linux 6.7.
+pub fn private(
+    base: *const u8,
+    pages: usize,
+    mut found: impl FnMut(PageRange),
+) -> Result<(), SysError> {
+    let start = base as u64;
+    own_pages(pagemap()?, start..start + (pages * PAGE_SIZE) as u64, |run| {
+        found(PageRange::new(
+            (run.start - start) as usize / PAGE_SIZE,
+            (run.end - run.start) as usize / PAGE_SIZE,
+        ));
+    })
+}
+
 /// Calls `found` with each run of addresses in `range` where the process whose page map `file` is
 /// has private pages: neither pages of a file nor the kernel's zero page, which a read leaves in
 /// untouched memory.
