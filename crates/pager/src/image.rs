@@ -28,6 +28,10 @@ use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
 const WINDOW: usize = 16;
 /// Threads that stream from a source that is far away: what each does is mostly waiting.
 const DISTANT_STREAMS: usize = 6;
+/// Delay of the streams after a working set was read from a near source. The first answer needs few
+/// other pages. A stream makes it slower even on another processor: it uses the same locks of the
+/// address space, and each page that the guest copies then takes an interrupt there.
+const HEAD_START: Duration = Duration::from_millis(10);
 
 /// An image that is being filled, and the handle to wait for it. The image lives on without the
 /// handle.
@@ -56,7 +60,11 @@ impl LazyImage {
             true if source.is_distant() => options.streams.max(DISTANT_STREAMS),
             true => options.streams.max(1),
         };
-        Self::fill(source, (window, around), (streams, options.delay), options.timeout, &set)
+        let delay = match !set.is_empty() && source.is_near() {
+            true => options.delay.max(HEAD_START),
+            false => options.delay,
+        };
+        Self::fill(source, (window, around), (streams, delay), options.timeout, &set)
     }
 
     /// Begins an image that fetches exactly the pages that are touched, to learn the working set:

@@ -19,7 +19,7 @@ pub struct Options {
     pub streams: usize,
     /// How long they wait before they begin with an image, so that the guest first gets what it
     /// touches: where both share a processor its first answer comes sooner. A thread that waits for
-    /// the whole image ends it.
+    /// the whole image ends it. After a working set from a near source it is at least 10 ms.
     pub delay: Duration,
     /// How long a filler may take for one window before the memory is closed. Longer than a remote
     /// source sits out an outage of its server, so that a guest lives once the server is back.
