@@ -14,14 +14,19 @@ use std::sync::OnceLock;
 
 static RECORD: OnceLock<PathBuf> = OnceLock::new();
 
-/// Records in the new directory `record` each sync of this process from now on. Everything in
-/// `root` counts as synced. Both directories are of one file system.
+/// Records in the directory `record` each sync of this process from now on. If the directory is
+/// new, everything in `root` counts as synced; otherwise the record of earlier processes continues.
+/// Both directories are of one file system.
 ///
 /// # Errors
 /// Those of the file system.
 pub fn record(root: &Path, record: &Path) -> io::Result<()> {
-    fs::create_dir(record)?;
+    let created = fs::create_dir(record);
     let record = RECORD.get_or_init(|| record.to_owned());
+    match created {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        created => created?,
+    }
     let mut directories = vec![root.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(&directory)? {

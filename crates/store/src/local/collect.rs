@@ -38,6 +38,9 @@ impl Store {
         let _locks = self.lock_all_blobs()?;
         // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.
         let _index = self.lock_index()?;
+        // A writer that died may have replaced `index.json` without a sync. After a power failure
+        // the one before would name blobs that are removed here.
+        sync_dir(self.root()).map_err(|e| SaveError::io(self.root(), e))?;
         let mut live = self.live()?;
         let writers = self.staged(&mut live)?;
         let mut collected = CollectionReport::default();

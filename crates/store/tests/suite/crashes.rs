@@ -527,6 +527,67 @@ fn acknowledged_snapshots_open_after_a_power_failure_at_any_step() {
     }
 }
 
+/// Ends the power after three processes: `operation` dies when its name is in `index.json` and not
+/// synced, `tag` dies at its step `middle` or does not run, and `gc` dies at its step `last`.
+/// Returns whether the last two passed all steps, or `None` where no name was left so.
+fn end_power_after_three(
+    matrix: &Matrix,
+    operation: usize,
+    [first, middle, last]: [usize; 3],
+) -> Option<[bool; 2]> {
+    let number = |name| OPERATIONS.iter().position(|operation| operation.0 == name).unwrap();
+    let dir = scratch();
+    let (place, left) = (dir.path().join("store"), dir.path().join("left"));
+    drop(prepare(&place));
+    let index = || fs::read(place.join("index.json")).unwrap();
+    let before = index();
+    if matrix.run_child(&place, operation, first) || index() == before {
+        return None;
+    }
+    let tagged = middle == 0 || matrix.run_child(&place, number("tag"), middle - 1);
+    let collected = matrix.run_child(&place, number("gc"), last);
+    power::survivors(&place, &dir.path().join("record"), &left).unwrap();
+    let store = Store::open(&left).unwrap();
+    check(&store, OPERATIONS[operation], first, false, |_, _, _| {});
+    if middle > 0 && tagged {
+        assert!(is_round(&store.load("b").unwrap(), ROUNDS), "steps {first}, {middle}, {last}");
+    }
+    Some([middle > 0 && tagged, collected])
+}
+
+#[test]
+fn acknowledged_snapshots_open_after_a_power_failure_of_three_processes() {
+    let matrix = Matrix {
+        operations: OPERATIONS.to_vec(),
+        test: "crashes::acknowledged_snapshots_open_after_a_power_failure_of_three_processes",
+        child: lose_power,
+    };
+    matrix.be_child();
+    for name in ["untag", "save", "fold"] {
+        let operation = OPERATIONS.iter().position(|operation| operation.0 == name).unwrap();
+        // The last step before the sync of the name.
+        let first = (0..200)
+            .find(|first| end_power_after_three(&matrix, operation, [*first, 0, 0]).is_some())
+            .unwrap();
+        let mut runs = 0;
+        for middle in 0.. {
+            let mut tagged = false;
+            for last in 0.. {
+                let steps = [first, middle, last];
+                let ended = end_power_after_three(&matrix, operation, steps).unwrap();
+                (tagged, runs) = (ended[0], runs + 1);
+                if ended[1] {
+                    break;
+                }
+            }
+            if tagged {
+                break;
+            }
+        }
+        println!("{name}: {runs} runs");
+    }
+}
+
 #[test]
 fn names_before_a_sync_are_caught() {
     afresh_sys::planted::must_be_caught(
