@@ -189,7 +189,9 @@ mod micro_vm {
 
     pub(super) fn new(options: &Options, mib: usize) -> Result<Box<dyn WritingGuest>> {
         let path = &options.vm_guest;
-        let program = std::fs::read(path).with_context(|| path.display().to_string())?;
+        let program = std::fs::read(path).with_context(|| {
+            format!("{}; `cargo xtask guests --only vm` builds it", path.display())
+        })?;
         let pages = (mib << 20) / PAGE_SIZE - OVERHEAD;
         let mut sandbox = Sandbox::builder().memory((mib as u64) << 20).build(&program)?;
         debug_assert_eq!(PAGE, PAGE_SIZE as u64);

@@ -215,7 +215,11 @@ mod tests {
             runs[100].start -= 9 * LONG_GAP;
             let bridged = bridged_gaps(&runs, |_| true);
             assert!(bridged[99], "{count}");
-            assert_eq!(bridged.iter().filter(|bridged| **bridged).count(), excess.max(1), "{count}");
+            assert_eq!(
+                bridged.iter().filter(|bridged| **bridged).count(),
+                excess.max(1),
+                "{count}"
+            );
         }
     }
 

@@ -22,7 +22,7 @@ use std::time::{Instant, SystemTime};
 
 use afresh_sys::crash::{point, synced};
 #[cfg(unix)]
-use afresh_sys::file::begin_writing;
+use afresh_sys::file::{begin_writing, reserve};
 use tempfile::TempPath;
 
 use crate::disk::hashing::BlobHash;
@@ -125,6 +125,9 @@ pub(crate) struct BlobWriter {
     len: u64,
     /// Bytes pushed since the last request to write to the disk.
     unsent: usize,
+    /// Bytes that the blob may have, as far as its blocks are allocated ahead, and those that are.
+    expected: u64,
+    reserved: u64,
     /// The time of the first write.
     began: Option<Instant>,
     /// Encrypts what is pushed.
@@ -154,6 +157,9 @@ fn target_path(target: &Target) -> &Path {
 
 /// Bytes between requests to write to the disk, so that little is left for the fsync at the end.
 const WRITE_BEHIND: usize = 8 << 20;
+/// Bytes whose blocks are allocated at a time. More than one writer may have so many too many, on a
+/// disk that is almost full.
+const RESERVE: u64 = 32 << 20;
 
 impl BlobWriter {
     /// Writes to a file in `dir`, with a temporary name that begins with `prefix`.
@@ -176,6 +182,8 @@ impl BlobWriter {
             file,
             len: 0,
             unsent: 0,
+            expected: 0,
+            reserved: 0,
             began: None,
             sealer: None,
             hashing,
@@ -198,6 +206,39 @@ impl BlobWriter {
             None => self.hashing = BlobHash::of_writer(),
             Some(other) => [self.hashing, other.hashing] = BlobHash::lanes(),
         }
+    }
+
+    /// Allocates blocks ahead for a separate file of up to `len` bytes, where that makes writes
+    /// cheaper.
+    pub(crate) fn expect(&mut self, len: u64) {
+        if let Target::Own { .. } = self.target
+            && len >= RESERVE
+        {
+            self.expected = len;
+        }
+    }
+
+    /// Allocates the next blocks, before `len` bytes are written.
+    fn reserve(&mut self, len: usize) {
+        if self.len + len as u64 <= self.reserved || self.reserved >= self.expected {
+            return;
+        }
+        let next = self.expected.min(self.reserved + RESERVE);
+        // A hint. A write that finds no room reports it.
+        #[cfg(unix)]
+        if reserve(self.file.as_fd(), self.reserved, next - self.reserved).is_err() {
+            self.expected = 0;
+        }
+        self.reserved = next;
+    }
+
+    /// Returns blocks that were allocated and not written.
+    fn release_rest(&mut self) -> Result<(), SaveError> {
+        if self.reserved > self.len {
+            self.reserved = 0;
+            self.file.set_len(self.len).map_err(|e| SaveError::io(self.path(), e))?;
+        }
+        Ok(())
     }
 
     fn path(&self) -> &Path {
@@ -237,6 +278,7 @@ impl BlobWriter {
             return Err(self.ended());
         }
         self.began.get_or_insert_with(Instant::now);
+        self.reserve(bytes.len());
         point();
         self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
@@ -272,7 +314,7 @@ impl BlobWriter {
             self.write(end)?;
         }
         self.hashing.close();
-        Ok(())
+        self.release_rest()
     }
 
     /// Digest and length of a blob whose bytes are all written.
@@ -328,5 +370,30 @@ impl BlobWriter {
         set_mode(&self.file, readers(dir))
             .and_then(|()| temporary.persist(&path).map_err(|e| e.error))
             .map_err(|e| SaveError::io(&path, e))
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_blob_that_is_shorter_than_expected_keeps_no_blocks_beyond_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut blob = BlobWriter::create(dir.path(), "test-").unwrap();
+        blob.expect(3 * RESERVE);
+        for part in 0..3 {
+            blob.push(vec![part; RESERVE as usize / 2]).unwrap();
+        }
+        blob.push(vec![7; 10]).unwrap();
+        let (digest, len) = blob.close().unwrap();
+        assert_eq!(len, 3 * RESERVE / 2 + 10);
+        blob.place(digest).unwrap();
+        let meta = std::fs::metadata(dir.path().join(digest.hex())).unwrap();
+        assert_eq!(meta.len(), len);
+        let blocks = meta.blocks() * 512;
+        assert!(blocks < len + (1 << 20), "{blocks} bytes in blocks for {len}");
     }
 }

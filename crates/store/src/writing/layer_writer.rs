@@ -105,6 +105,9 @@ pub(crate) fn write_layer(
     plan: &Plan<'_>,
 ) -> Result<WrittenLayer, SaveError> {
     let mut writer = Writer::begin(shelf, source, plan)?;
+    if plan.below.is_none() {
+        writer.expect(&plan.candidates);
+    }
     writer.fill(&plan.candidates, plan.below)?;
     let (blob, index) = writer.finish(plan.parent)?;
     let (digest, size) = shelf.hold(blob)?;
@@ -163,6 +166,13 @@ impl<'a> Writer<'a> {
             names_zeros: plan.role != Role::Base,
             compressor,
         })
+    }
+
+    /// Allocates blocks ahead for the pages in `candidates`, most of which will be stored.
+    fn expect(&mut self, candidates: &[PageRange]) {
+        if self.compressor.is_none() {
+            self.blob.expect(candidates.iter().map(|range| range.byte_len() as u64).sum());
+        }
     }
 
     /// Stores those of the pages in `candidates` that differ from the ones in `below`.

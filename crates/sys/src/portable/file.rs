@@ -82,6 +82,14 @@ pub fn begin_writing(_: BorrowedFd<'_>) -> Result<(), SysError> {
     Ok(())
 }
 
+/// Blocks are allocated when they are written.
+///
+/// # Errors
+/// None.
+pub fn reserve(_: BorrowedFd<'_>, _: u64, _: u64) -> Result<(), SysError> {
+    Ok(())
+}
+
 /// The flag of `open` that refuses symbolic links.
 #[cfg(unix)]
 pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;

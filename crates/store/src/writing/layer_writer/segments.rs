@@ -103,6 +103,7 @@ fn write_segments(
     for (number, candidates) in segments.into_iter().enumerate() {
         let mut writer = Writer::begin(shelf, source, plan)?;
         writer.index.role = role(number);
+        writer.expect(&candidates);
         let (above, next) = channel();
         let below = below.replace(next);
         waiting.push(Segment { number, writer, candidates, below, above: Some(above) });
