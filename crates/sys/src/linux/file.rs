@@ -178,7 +178,7 @@ pub fn reserve(file: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), SysError> 
     if unsafe { libc::fstatfs(file.as_raw_fd(), &mut system) } != 0 {
         return Err(SysError::last(Call::Write));
     }
-    if i64::from(system.f_type) != i64::from(libc::EXT4_SUPER_MAGIC) {
+    if system.f_type != libc::EXT4_SUPER_MAGIC {
         return Ok(());
     }
     let (Ok(at), Ok(len)) = (at.try_into(), len.try_into()) else {
