@@ -238,6 +238,11 @@ impl From<LimitsTable> for Limits {
     }
 }
 
+/// A build without Linux programs refuses each template with `net`, because of `linux` or of its
+/// absence, and does not read the grants.
+#[cfg(not(linux_guests))]
+type NetGrant = serde::de::IgnoredAny;
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Template {
@@ -246,9 +251,8 @@ struct Template {
     linux: Option<String>,
     #[serde(default)]
     dirs: Vec<PathBuf>,
-    #[cfg(linux_guests)]
     #[serde(default)]
-    net: Vec<afresh::linux::NetGrant>,
+    net: Vec<NetGrant>,
     #[serde(default)]
     warm: Vec<String>,
     setup: Option<String>,
@@ -380,7 +384,6 @@ impl Sandboxes {
                 (None, Some(program)) => (program_of(dir, program), true),
                 _ => return Err(ManifestError::Guest { template: template.name }),
             };
-            #[cfg(linux_guests)]
             if !linux && !template.net.is_empty() {
                 return Err(ManifestError::Net { template: template.name });
             }

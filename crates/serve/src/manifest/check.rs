@@ -134,7 +134,6 @@ impl Faults<'_> {
                 self.add(span, message);
             }
         }
-        #[cfg(linux_guests)]
         if template.linux.is_none() && !template.net.is_empty() {
             let at = self.within(span, "net");
             let template = name.clone();
@@ -367,6 +366,26 @@ guest = "here.wasm"
         ] {
             let faults = with(guest, net);
             assert_eq!(faults[0].0, 7, "{faults:?}");
+            assert!(faults[0].2.contains(part), "{part}: {faults:?}");
+        }
+    }
+
+    #[cfg(not(linux_guests))]
+    #[test]
+    fn a_build_without_linux_programs_refuses_their_rules_for_connections_by_name() {
+        let with = |guest: &str| {
+            check(&format!(
+                "[sandboxes]\nkeys = \"keys\"\nstore = \"s\"\n[[sandboxes.template]]\nname = \"a\"\n{guest}\n\
+                 net = [\"a.test:1\", {{ to = \"b.test:2\" }}]\n"
+            ))
+        };
+        let reason = afresh::Kind::Program.missing_reason().unwrap();
+        for (guest, line, part) in [
+            (r#"linux = "sh""#, 6, reason.as_str()),
+            (r#"guest = "here.wasm""#, 7, "has `net`, which Linux programs alone can have"),
+        ] {
+            let faults = with(guest);
+            assert_eq!((faults.len(), faults[0].0), (1, line), "{faults:?}");
             assert!(faults[0].2.contains(part), "{part}: {faults:?}");
         }
     }
