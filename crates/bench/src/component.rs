@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use afresh::Options as OpenOptions;
-use afresh::wasm::{Engine, EngineConfig, GuestOptions};
+use afresh::wasm::GuestOptions;
 use afresh_serve::Handler;
 use anyhow::ensure;
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use hyper::Request;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use wasmtime::Store;
-use wasmtime::component::{Component, Linker, ResourceTable};
+use wasmtime::component::{Linker, ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_http::p2::bindings::http::types::Scheme;
 use wasmtime_wasi_http::p2::bindings::{Proxy, ProxyPre, http};
@@ -26,6 +26,7 @@ use wasmtime_wasi_http::{
     Error, RequestOptions, WasiBody, WasiHttp, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks,
 };
 
+use crate::code_cache;
 use crate::rivals::Rival;
 use crate::row::{Contestant, Options, Sink, contest};
 
@@ -78,7 +79,7 @@ struct RivalGuest {
 impl RivalGuest {
     fn new(rival: Rival, wasm: &[u8]) -> wasmtime::Result<Self> {
         let engine = rival.engine()?;
-        let component = Component::new(&engine, wasm)?;
+        let component = code_cache::component(&engine, wasm)?;
         let mut linker = Linker::new(&engine);
         wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
         let options = http::types::LinkOptions::default();
@@ -138,7 +139,7 @@ impl LiveHandler {
 
 /// Ours, opened as an embedder would.
 fn ours(path: &Path, runtime: &Runtime) -> anyhow::Result<Handler> {
-    let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+    let engine = code_cache::engine()?;
     let options = OpenOptions::new().wasm(Handler::options(GuestOptions::default()));
     let guest = afresh::open(path, &options.engine(engine))?;
     let handler = runtime.block_on(Handler::of(&guest, LIMITS.0, LIMITS.1))?;

@@ -11,7 +11,7 @@ mod usage;
 
 use std::time::Instant;
 
-use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
+use afresh_wasm::{Guest, GuestOptions, Mode, Warm, WarmUp};
 use anyhow::Result;
 use serde_json::json;
 
@@ -155,7 +155,7 @@ pub fn all(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
-    let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+    let engine = crate::code_cache::engine()?;
     let warm = |wasm: &[u8], warm_up| -> Result<Warm> {
         let with = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
         Ok(Guest::with_options(&engine, wasm, with)?.warm(warm_up)?)

@@ -38,7 +38,7 @@ pub fn all(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let (seconds, rounds) = if is_quick { ("1", "2") } else { ("3", "5") };
+    let (seconds, rounds) = if is_quick { ("1", "2") } else { ("2", "5") };
     let mut command = Command::new(program);
     command.args(["--json", "--seconds", seconds, "--rounds", rounds]);
     foreign_rows::run(command, TABLE, &[], options, sink)

@@ -5,13 +5,14 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, WarmUp};
+use afresh_wasm::{Guest, GuestOptions, Mode, WarmUp};
 use wasmparser::ValType;
-use wasmtime::{Instance, Linker, Module, Store, Val};
+use wasmtime::{Instance, Linker, Store, Val};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wizer::{InstanceState, SnapshotVal, Wizer};
 
+use crate::code_cache;
 use crate::rivals::{Rival, RivalGuest};
 use crate::row::{Contestant, Options, Sink, contest};
 
@@ -79,7 +80,7 @@ pub fn wizen(wasm: &[u8], warm: &str) -> anyhow::Result<Vec<u8>> {
     let fail = |e: wasmtime::Error| anyhow::anyhow!("{e:#}");
     let (context, instrumented) = wizer.instrument(wasm).map_err(fail)?;
     let engine = wasmtime::Engine::default();
-    let module = Module::new(&engine, &instrumented).map_err(fail)?;
+    let module = code_cache::module(&engine, &instrumented).map_err(fail)?;
     let mut linker: Linker<WasiP1Ctx> = Linker::new(&engine);
     wasmtime_wasi::p1::add_to_linker_sync(&mut linker, |wasi| wasi).map_err(fail)?;
     let mut store = Store::new(&engine, WasiCtxBuilder::new().build_p1());
@@ -104,7 +105,7 @@ pub fn request(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+    let engine = code_cache::engine()?;
     let mut guests = Vec::new();
     for mode in [Mode::Reset, Mode::Fresh] {
         if options.wants(case, mode.name()) {

@@ -5,6 +5,7 @@
 //! batch, and the report gives the median over rounds, with the smallest and the 99th percentile.
 
 pub mod arena;
+pub mod code_cache;
 #[cfg(feature = "http")]
 pub mod component;
 pub mod density;

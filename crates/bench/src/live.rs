@@ -1,9 +1,11 @@
 //! The floor: one live instance that is called and never reset, or reset only by copying memory
 //! known to be dirty. No pristine call can be cheaper.
 
-use wasmtime::{Engine, Instance, Linker, Memory, Module, Store, TypedFunc};
+use wasmtime::{Engine, Instance, Linker, Memory, Store, TypedFunc};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
+
+use crate::code_cache;
 
 /// A live instance.
 pub struct LiveInstance {
@@ -24,7 +26,7 @@ impl LiveInstance {
             let mut linker: Linker<WasiP1Ctx> = Linker::new(&engine);
             wasmtime_wasi::p1::add_to_linker_sync(&mut linker, |wasi| wasi)?;
             let mut store = Store::new(&engine, WasiCtxBuilder::new().build_p1());
-            let module = Module::new(&engine, wasm)?;
+            let module = code_cache::module(&engine, wasm)?;
             let instance: Instance = linker.instantiate(&mut store, &module)?;
             let memory = instance
                 .get_memory(&mut store, "memory")

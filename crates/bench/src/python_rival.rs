@@ -16,6 +16,7 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 use wasmtime_wizer::Wizer;
 
+use crate::code_cache;
 use crate::js::{State, ready};
 use crate::python::request;
 use crate::rivals::Rival;
@@ -155,18 +156,8 @@ impl RivalStart {
 
     /// The module compiled for an engine, or as it was compiled before.
     fn compiled(&self, engine: &Engine) -> wasmtime::Result<Module> {
-        let mut hasher = DefaultHasher::new();
-        engine.precompile_compatibility_hash().hash(&mut hasher);
-        let file = self.wasm.with_extension(format!("{:016x}.cwasm", hasher.finish()));
-        if !file.is_file() {
-            let code = engine.precompile_module(&std::fs::read(&self.wasm)?)?;
-            let new = file.with_extension("new");
-            std::fs::write(&new, code)?;
-            std::fs::rename(&new, &file)?;
-        }
-        // SAFETY: the file contains the output of an engine with this configuration. This program
-        // wrote it whole under a unique name, in a folder that the caller of the benchmark chose.
-        unsafe { Module::deserialize_file(engine, file) }
+        let folder = self.wasm.parent().unwrap_or(Path::new("."));
+        code_cache::module_in(folder, engine, &std::fs::read(&self.wasm)?)
     }
 }
 

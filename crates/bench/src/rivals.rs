@@ -4,11 +4,13 @@
 use std::time::{Duration, Instant};
 
 use wasmtime::{
-    Config, Enabled, Engine, Extern, InstanceAllocationStrategy, InstancePre, Linker, Module,
-    ModuleExport, PoolingAllocationConfig, Store,
+    Config, Enabled, Engine, Extern, InstanceAllocationStrategy, InstancePre, Linker, ModuleExport,
+    PoolingAllocationConfig, Store,
 };
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
+
+use crate::code_cache;
 
 /// WASI, built when a call first uses it, as afresh does.
 #[derive(Default)]
@@ -96,7 +98,7 @@ impl RivalGuest {
     pub fn new(rival: Rival, wasm: &[u8], function: &str) -> anyhow::Result<Self> {
         let inner = || -> wasmtime::Result<Self> {
             let engine = rival.engine()?;
-            let module = Module::new(&engine, wasm)?;
+            let module = code_cache::module(&engine, wasm)?;
             let mut linker: Linker<RivalHost> = Linker::new(&engine);
             wasmtime_wasi::p1::add_to_linker_sync(&mut linker, RivalHost::p1)?;
             let pre = linker.instantiate_pre(&module)?;

@@ -6,11 +6,12 @@
 use std::time::{Duration, Instant};
 
 use afresh_snapshot::{Branch, Tree};
-use afresh_wasm::{BytesEntry, Engine, EngineConfig, Guest, Session, Warm, WarmUp};
+use afresh_wasm::{BytesEntry, Guest, Session, Warm, WarmUp};
 use wasmtime::{Linker, Memory, Module, Store, TypedFunc};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
 
+use crate::code_cache;
 use crate::row::{Contestant, Options, Row, Sink, contest, summarise};
 
 /// Name of the table.
@@ -47,9 +48,9 @@ struct CompiledGuest {
 
 impl CompiledGuest {
     fn new(wasm: &[u8]) -> anyhow::Result<Self> {
-        let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+        let engine = code_cache::engine()?;
         let warm = Guest::new(&engine, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
-        let plain = Module::new(&wasmtime::Engine::default(), wasm).map_err(fail)?;
+        let plain = code_cache::module(&wasmtime::Engine::default(), wasm).map_err(fail)?;
         Ok(Self { warm, plain })
     }
 }

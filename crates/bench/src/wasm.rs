@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{Features, HostAccess, Strategy};
-use afresh_wasm::{Engine, EngineConfig, Entry, Guest, GuestOptions, Mode, Warm, WarmUp};
+use afresh_wasm::{Engine, Entry, Guest, GuestOptions, Mode, Warm, WarmUp};
 
+use crate::code_cache;
 use crate::live::LiveInstance;
 use crate::modules::{DIRTY, LARGE_MODULE, SCATTER, SMALL_MODULE, Shape};
 use crate::rivals::{Rival, RivalGuest};
@@ -49,11 +50,6 @@ impl WarmRival {
     }
 }
 
-fn engine() -> anyhow::Result<Engine> {
-    // As the rivals are set up: nothing compiled in that they do not have.
-    Ok(Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?)
-}
-
 /// Modes and strategies of afresh, with their names in the rows.
 fn ours() -> Vec<(String, Mode, Strategy)> {
     let mut list = vec![
@@ -81,7 +77,7 @@ pub fn module(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let engine = engine()?;
+    let engine = code_cache::engine()?;
     let mut theirs = None;
     if let Some(program) = wago.filter(|_| options.wants(case, WAGO)) {
         match Wago::start(program, wasm, call) {
@@ -138,7 +134,7 @@ fn floor(shape: &Shape, call: &str, options: &Options, sink: &mut Sink<'_>) -> a
         return Ok(());
     }
     let live = std::cell::RefCell::new(LiveInstance::new(&shape.module(), call)?);
-    let engine = engine()?;
+    let engine = code_cache::engine()?;
     let reset = WarmRival::new(&engine, &shape.module(), call, Mode::Reset, Strategy::Auto)?;
     // Beside ours in one contest, so that the ratio is of the same minutes.
     let field = vec![
@@ -212,7 +208,7 @@ fn scaled(
 /// The first that any contestant meets.
 pub fn threads(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     type Call = Box<dyn Fn() -> anyhow::Result<()> + Sync>;
-    let engine = engine()?;
+    let engine = code_cache::engine()?;
     let wasm = SMALL_MODULE.module();
     for call in ["empty", "scatter64"] {
         let case = format!("{}/{call}", SMALL_MODULE.name);

@@ -2,8 +2,7 @@
 
 use anyhow::Result;
 use wasmtime::{
-    Config, Engine, Instance, InstanceAllocationStrategy, Linker, Module, PoolingAllocationConfig,
-    Store,
+    Config, Engine, Instance, InstanceAllocationStrategy, Linker, PoolingAllocationConfig, Store,
 };
 
 use super::Growth;
@@ -62,7 +61,7 @@ fn instances(
         config.memory_init_cow(true).memory_reservation(MEMORY as u64).memory_guard_size(64 << 10);
         config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
         let engine = Engine::new(&config)?;
-        let module = Module::new(&engine, wasm)?;
+        let module = crate::code_cache::module(&engine, wasm)?;
         let mut linker = Linker::new(&engine);
         wasmtime_wasi::p1::add_to_linker_sync(&mut linker, RivalHost::p1)?;
         let pre = linker.instantiate_pre(&module)?;

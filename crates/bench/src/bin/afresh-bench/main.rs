@@ -22,6 +22,9 @@ struct Cli {
     /// Output format.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
     output: Format,
+    /// Folder for compiled guests, which the tables of a report share.
+    #[arg(long, global = true, hide = true, value_name = "DIR")]
+    code_cache: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -63,6 +66,9 @@ struct ReportArguments {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(folder) = &cli.code_cache {
+        afresh_bench::code_cache::set_folder(folder);
+    }
     let result = match &cli.command {
         Command::Table(table) => tables::run(table, cli.output),
         Command::Report(arguments) => write_report(arguments),
