@@ -38,7 +38,7 @@ struct Plan {
 const PLANS: [Plan; 15] = [
     Plan { name: "wasm", quick: 30, full: 150 },
     Plan { name: "session", quick: 25, full: 90 },
-    Plan { name: "linux", quick: 20, full: 110 },
+    Plan { name: "linux", quick: 22, full: 110 },
     Plan { name: "gvisor", quick: 15, full: 50 },
     Plan { name: "eryx", quick: 10, full: 30 },
     Plan { name: "fuzz", quick: 20, full: 120 },

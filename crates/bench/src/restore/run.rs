@@ -255,7 +255,9 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             if let Some(cached) = &cached {
                 extra.push(("folios_kib", json!(cached)));
             }
-            let delays = if case.cold { None } else { Some(delays(&corpus, case, *way)?) };
+            // They take a run more of each way, which a quick run saves.
+            let has_delays = !case.cold && !options.quick;
+            let delays = has_delays.then(|| delays(&corpus, case, *way)).transpose()?;
             let line = Line {
                 table: "restore",
                 case: case.name,
