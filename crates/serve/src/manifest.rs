@@ -12,6 +12,8 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[cfg(linux_guests)]
+use afresh::linux::NetGrant;
 use afresh::wasm::{GuestOptions, Mode};
 use afresh::{Call, Options};
 use serde::{Deserialize, Deserializer};

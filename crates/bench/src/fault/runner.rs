@@ -43,7 +43,7 @@ impl Default for Options {
             threads: vec![1, 2],
             rounds: 31,
             think: Duration::from_millis(5),
-            timeout: Duration::from_secs(40),
+            timeout: Duration::from_secs(15),
         }
     }
 }
@@ -52,7 +52,7 @@ impl Options {
     /// Everything within a minute.
     #[must_use]
     pub fn quick() -> Self {
-        Self { rounds: 9, timeout: Duration::from_millis(3500), ..Self::default() }
+        Self { rounds: 9, timeout: Duration::from_secs(2), ..Self::default() }
     }
 }
 
@@ -67,16 +67,13 @@ struct Runner {
     cycles: usize,
 }
 
-/// Runs the benchmark; `each` sees every row as soon as it is known, and `skipped` the name of
-/// every strategy that this host cannot run, with the reason.
-///
-/// # Errors
-/// When a strategy fails after it has been set up.
+/// Runs the benchmark. `skipped` receives the name of every strategy that this host cannot set up or
+/// run, with the reason. The other strategies of its case continue.
 pub fn fault(
     options: &Options,
     sink: &mut Sink<'_>,
     skipped: &mut dyn FnMut(&str, &anyhow::Error),
-) -> Result<()> {
+) {
     let wanted = |case: &str, strategy: &str| {
         let met = |part: &String| case.contains(part.as_str()) || strategy.contains(part.as_str());
         options.filter.as_ref().is_none_or(met)
@@ -96,12 +93,11 @@ pub fn fault(
             if runners.iter().all(|runner| !wanted(case.name, runner.spec.name)) {
                 continue;
             }
-            for row in run(options, &case, threads, runners)? {
+            for row in run(options, &case, threads, runners, skipped) {
                 sink(&row);
             }
         }
     }
-    Ok(())
 }
 
 fn run(
@@ -109,7 +105,8 @@ fn run(
     case: &Case,
     threads: usize,
     mut runners: Vec<Runner>,
-) -> Result<Vec<Row>> {
+    skipped: &mut dyn FnMut(&str, &anyhow::Error),
+) -> Vec<Row> {
     let began = Instant::now();
     let think = options.think * (case.pages / 4096).clamp(1, 8) as u32;
     for round in 0..=options.rounds {
@@ -117,14 +114,15 @@ fn run(
         if round > 1 && began.elapsed() > options.timeout {
             break;
         }
-        for runner in &mut runners {
+        runners.retain_mut(|runner| {
             if runner.spec.slow && round > 1 && !round.is_multiple_of(4) {
-                continue;
+                return true;
             }
-            runner.round(case, think, round > 0)?;
-        }
+            let result = runner.round(case, think, round > 0);
+            result.inspect_err(|error| skipped(runner.spec.name, error)).is_ok()
+        });
     }
-    Ok(runners.into_iter().map(|runner| runner.row(case, threads)).collect())
+    runners.into_iter().map(|runner| runner.row(case, threads)).collect()
 }
 
 impl Runner {
@@ -263,5 +261,39 @@ impl Drop for Hogs {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails after a number of cycles.
+    struct FailingStrategy(u32);
+
+    impl Strategy for FailingStrategy {
+        fn cycle(&mut self, _: &Case) -> Result<Sample> {
+            self.0 = self.0.checked_sub(1).ok_or_else(|| anyhow!("no memory in one piece"))?;
+            Ok(Sample::default())
+        }
+    }
+
+    #[test]
+    fn a_strategy_that_fails_between_rounds_is_left_out_and_the_others_have_rows() {
+        let case = Case::all().remove(0);
+        let specs = Spec::of(&case, 1).filter(|spec| spec.pace == Pace::Think && !spec.slow);
+        let cycles = [u32::MAX, 2, u32::MAX];
+        let runners: Vec<Runner> = specs
+            .zip(cycles)
+            .map(|(spec, cycles)| Runner::new(spec, vec![Box::new(FailingStrategy(cycles))]))
+            .collect();
+        let names: Vec<&str> = runners.iter().map(|runner| runner.spec.name).collect();
+        let options = Options { rounds: 3, think: Duration::ZERO, ..Options::quick() };
+        let mut skips = Vec::new();
+        let mut skipped = |name: &str, why: &anyhow::Error| skips.push(format!("{name}: {why}"));
+        let rows = run(&options, &case, 1, runners, &mut skipped);
+        assert_eq!(skips, [format!("{}: no memory in one piece", names[1])]);
+        let found: Vec<_> = rows.iter().map(|row| (&*row.strategy, row.samples.len())).collect();
+        assert_eq!(found, [(names[0], 3), (names[2], 3)]);
     }
 }

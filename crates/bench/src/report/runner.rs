@@ -46,10 +46,10 @@ const PLANS: [Plan; 15] = [
     Plan { name: "serve", quick: 25, full: 100 },
     Plan { name: "start", quick: 10, full: 45 },
     Plan { name: "restore", quick: 25, full: 110 },
-    Plan { name: "save", quick: 12, full: 70 },
+    Plan { name: "save", quick: 10, full: 70 },
     Plan { name: "density", quick: 8, full: 70 },
     Plan { name: "arena", quick: 2, full: 15 },
-    Plan { name: "fault", quick: 15, full: 110 },
+    Plan { name: "fault", quick: 18, full: 110 },
     Plan { name: "fleet", quick: 5, full: 60 },
 ];
 

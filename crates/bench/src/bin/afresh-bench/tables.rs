@@ -374,7 +374,7 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             options.filter.clone_from(&common.filter);
             fault::fault(&options, &mut print, &mut |what, why| {
                 eprintln!("{what}: left out: {why:#}");
-            })?;
+            });
         }
         Table::Density { common, js } => {
             let wasm = std::fs::read(js);
