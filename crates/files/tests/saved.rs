@@ -113,6 +113,48 @@ fn directories_within_themselves_are_refused() {
 }
 
 #[test]
+fn recorded_owners_are_restored_and_those_of_strangers_are_checked() {
+    let host = tempfile::tempdir().unwrap();
+    std::fs::write(host.path().join("file"), b"host").unwrap();
+    let over = || {
+        let below = Layer::directory(host.path()).unwrap();
+        empty().with_layer("/host", &below).unwrap()
+    };
+    let mut tree = empty();
+    let file = tree.write_path("/file", b"own", NOW).unwrap();
+    let before = tree.saved().unwrap().description;
+    tree.set_owner(file, Some([33, 44]), NOW).unwrap();
+    let saved = tree.saved().unwrap();
+    assert_eq!(empty().restored(&saved).unwrap().stat(file).unwrap().owner, Some([33, 44]));
+    // The list of owners is last: a count of one, the file, user and group.
+    let end = saved.description.len() - 4;
+    assert_eq!(saved.description[end..], [1, file.0 as u8, 33, 44]);
+    let changed = |last: &[u8]| {
+        let description = [&saved.description[..end], last].concat();
+        empty().restored(&SavedTree::new(description, saved.pages.clone()))
+    };
+    for (last, why) in [
+        (&[1, 99, 33, 44][..], "of no file"),
+        (&[2, 1, 33, 44, 1, 33, 44], "out of order"),
+        (&[1, file.0 as u8, 255, 255, 255, 255, 15, 44], "no number"),
+        (&[1, file.0 as u8, 33, 44, 0], "after its end"),
+    ] {
+        let error = changed(last).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    // A file without a recorded owner takes no bytes for it.
+    tree.set_owner(file, None, NOW).unwrap();
+    assert_eq!(tree.saved().unwrap().description, before);
+    let mut tree = over();
+    let file = tree.find("/host/file").unwrap();
+    assert_eq!(tree.stat(file).unwrap().owner, None);
+    tree.set_owner(file, Some([33, 44]), NOW).unwrap();
+    let again = over().restored(&tree.saved().unwrap()).unwrap();
+    assert_eq!(again.stat_path("/host/file").unwrap().owner, Some([33, 44]));
+    assert_eq!(again.inode_number(again.find("/host/file").unwrap()), tree.inode_number(file));
+}
+
+#[test]
 fn moved_host_directories_are_restored() {
     let host = tempfile::tempdir().unwrap();
     for path in ["a/b/c/file", "a/b/d/file", "e/f/file", "g/file"] {

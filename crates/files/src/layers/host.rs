@@ -392,7 +392,7 @@ impl HostDirectory {
         let above = path.file_name().zip(self.parent(node));
         let name = above.map(|(name, above)| (above, Name::from(name.as_bytes())));
         let (mode, attributes) = (stat.st_mode & 0o7777, Default::default());
-        Ok(Inode { body, mode, links, times, paid: false, name, attributes })
+        Ok(Inode { body, mode, links, times, paid: false, name, attributes, owner: None })
     }
 
     /// Entries of the directory at `path`, which is open as `directory`.

@@ -31,6 +31,8 @@ pub(crate) struct Inode {
     /// name of a removed file is not valid.
     pub(crate) name: Option<(Node, Name)>,
     pub(crate) attributes: Attributes,
+    /// User and group, where they are recorded.
+    pub(crate) owner: Option<[u32; 2]>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,7 +55,7 @@ impl Inode {
         let links = if matches!(body, Body::Directory(_)) { 2 } else { 1 };
         let (mode, times) = (mode & 0o7777, Times::all(now));
         let attributes = Attributes::default();
-        Self { body, mode, links, times, paid: true, name: None, attributes }
+        Self { body, mode, links, times, paid: true, name: None, attributes, owner: None }
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -81,6 +83,7 @@ impl Inode {
             stored,
             device,
             times: self.times,
+            owner: self.owner,
         }
     }
 
@@ -100,5 +103,6 @@ impl Inode {
             && self.links == other.links
             && self.times == other.times
             && self.attributes == other.attributes
+            && self.owner == other.owner
     }
 }

@@ -108,4 +108,7 @@ pub struct Stat {
     pub device: u64,
     /// Its times.
     pub times: Times,
+    /// User and group, if [recorded](crate::Tree::set_owner). Other files belong to the guest's
+    /// user.
+    pub owner: Option<[u32; 2]>,
 }

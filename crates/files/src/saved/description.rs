@@ -14,6 +14,9 @@ pub(super) const FORM: u32 = 1;
 pub(super) const FORM_WITH_ATTRIBUTES: u32 = 2;
 /// The form of a tree over host directories: attributes, and inode numbers behind them.
 pub(super) const FORM_WITH_NUMBERS: u32 = 3;
+/// The form of a tree with recorded owners: attributes, inode numbers if they are stored, and the
+/// owners behind them.
+pub(super) const FORM_WITH_OWNERS: u32 = 4;
 
 /// The bytes are not a tree, or not one over these layers.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +74,9 @@ pub(super) type SavedAttributes = Vec<(u64, Vec<(Vec<u8>, Vec<u8>)>)>;
 
 /// Inode numbers of host files, in the order of the nodes.
 pub(super) type SavedNumbers = Vec<(u64, u64)>;
+
+/// Recorded users and groups of files, in the order of the nodes.
+pub(super) type SavedOwners = Vec<(u64, [u32; 2])>;
 
 impl SavedDescription {
     /// The files of layers alone.

@@ -21,7 +21,8 @@ use crate::nodes::inode::{Entry, Inode};
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node, Times};
 use crate::saved::description::{
-    FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, SavedEntry, SavedNode, SavedSource, TreeError, damaged,
+    FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, FORM_WITH_OWNERS, SavedEntry, SavedNode, SavedSource,
+    TreeError, damaged,
 };
 
 /// Maximum bytes that a description may take when it is decoded: half a million files.
@@ -128,6 +129,12 @@ impl MemoryCost for (u64, u64) {
     }
 }
 
+impl MemoryCost for (u64, [u32; 2]) {
+    fn cost(&self) -> u64 {
+        twice::<Self>() + twice::<(Node, [u32; 2])>()
+    }
+}
+
 impl MemoryCost for &[u8] {
     fn cost(&self) -> u64 {
         twice::<String>() + (self.len() + BLOCK) as u64
@@ -193,7 +200,7 @@ impl MemoryCost for (u64, NodeShape<'_>) {
 pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, TreeError> {
     let (shape, rest) = walk::<TreeShape<'_>>(description)?;
     let (attributes, rest) = match shape.0 {
-        FORM_WITH_ATTRIBUTES | FORM_WITH_NUMBERS => {
+        FORM_WITH_ATTRIBUTES | FORM_WITH_NUMBERS | FORM_WITH_OWNERS => {
             let (attributes, rest) = walk::<SequenceCost<AttributesShape<'_>>>(rest)?;
             (attributes.0, rest)
         }
@@ -201,6 +208,11 @@ pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, Tree
     };
     let numbers = match shape.0 {
         FORM_WITH_NUMBERS => walk::<SequenceCost<(u64, u64)>>(rest)?.0.0,
+        FORM_WITH_OWNERS => {
+            type Numbers = Option<SequenceCost<(u64, u64)>>;
+            let (numbers, owners) = walk::<(Numbers, SequenceCost<(u64, [u32; 2])>)>(rest)?.0;
+            numbers.map_or(0, |numbers| numbers.0).saturating_add(owners.0)
+        }
         _ => 0,
     };
     let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0, attributes, numbers];
@@ -249,7 +261,7 @@ mod tests {
     /// Trees that have many items of one kind each.
     fn trees() -> impl Iterator<Item = Tree> {
         let now = Time::default();
-        (0..6).map(move |kind| {
+        (0..7).map(move |kind| {
             let mut tree = Tree::new(BUDGET);
             let file = tree.write_path("/file", b"", now).unwrap();
             for number in 0_u32..5000 {
@@ -260,6 +272,10 @@ mod tests {
                     1 => drop(tree.create(Tree::ROOT, name, New::Directory, 0o755, now).unwrap()),
                     2 => drop(tree.create(Tree::ROOT, name, New::Link(b"x"), 0o777, now).unwrap()),
                     3 => tree.link(file, Tree::ROOT, name, now).unwrap(),
+                    5 => {
+                        let node = tree.create(Tree::ROOT, name, New::File, 0o644, now).unwrap();
+                        tree.set_owner(node, Some([number, 33]), now).unwrap();
+                    }
                     4 => {
                         let node = tree.create(Tree::ROOT, name, New::File, 0o644, now).unwrap();
                         tree.set_attribute(node, b"user.x", Some(b"y"), now).unwrap();

@@ -195,7 +195,8 @@ impl Tree {
         let (nodes, held) = (Map::default(), Map::default());
         let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, lower };
         let (tree, pages, attributes) = (base.clone(), [].iter(), Default::default());
-        let loader = Loader { base: &base, tree, pages, attributes, numbers: None };
+        let (numbers, owners) = (None, Default::default());
+        let loader = Loader { base: &base, tree, pages, attributes, numbers, owners };
         let mut tree = loader.load(SavedDescription::of_layers(kept.next, kept.nodes))?;
         if tree.used() != (Budget { bytes: 0, files: 0 }) {
             return Err(damaged("its layers have what was paid for"));

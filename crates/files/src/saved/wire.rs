@@ -22,8 +22,9 @@ use crate::nodes::name::{Name, PATH, check_name};
 use crate::nodes::node::Node;
 use crate::nodes::source::Source;
 use crate::saved::description::{
-    FORM, FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, SavedAttributes, SavedBody, SavedDescription,
-    SavedNode, SavedNumbers, SavedSource, SavedTree, TreeError, damaged,
+    FORM, FORM_WITH_ATTRIBUTES, FORM_WITH_NUMBERS, FORM_WITH_OWNERS, SavedAttributes, SavedBody,
+    SavedDescription, SavedNode, SavedNumbers, SavedOwners, SavedSource, SavedTree, TreeError,
+    damaged,
 };
 use crate::saved::footprint;
 use crate::trees::tree::{Budget, Tree};
@@ -66,7 +67,7 @@ impl Tree {
     pub fn saved(&self) -> Result<SavedTree, TreeError> {
         let mut pages = Vec::new();
         let (mut nodes, mut gone, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let mut attributes = SavedAttributes::new();
+        let (mut attributes, mut owners) = (SavedAttributes::new(), SavedOwners::new());
         for (node, _, now) in self.lower.nodes.differing(&self.nodes, Arc::ptr_eq) {
             match now {
                 None => gone.push(node.0),
@@ -74,6 +75,7 @@ impl Tree {
                     let list = inode.attributes.iter();
                     let list: Vec<_> = list.map(|(n, v)| (n.to_vec(), v.to_vec())).collect();
                     attributes.extend((!list.is_empty()).then_some((node.0, list)));
+                    owners.extend(inode.owner.map(|owner| (node.0, owner)));
                     nodes.push((node.0, self.saved_node(*node, inode, &mut pages, &mut hosts)));
                 }
             }
@@ -87,7 +89,9 @@ impl Tree {
         let numbers = hosts.iter();
         let numbers = numbers.filter_map(|node| Some((node.0, layers.lasting_number(*node)?)));
         let numbers: SavedNumbers = numbers.collect();
-        let form = match layers.hosts().any(|host| !host.is_numbered_by_path()) {
+        let has_numbers = layers.hosts().any(|host| !host.is_numbered_by_path());
+        let form = match has_numbers {
+            _ if !owners.is_empty() => FORM_WITH_OWNERS,
             true => FORM_WITH_NUMBERS,
             false if attributes.is_empty() => FORM,
             false => FORM_WITH_ATTRIBUTES,
@@ -110,6 +114,10 @@ impl Tree {
         }
         if form == FORM_WITH_NUMBERS {
             description = postcard::to_extend(&numbers, description).map_err(written)?;
+        }
+        if form == FORM_WITH_OWNERS {
+            let last = (has_numbers.then_some(numbers), owners);
+            description = postcard::to_extend(&last, description).map_err(written)?;
         }
         // Readers refuse more.
         footprint::charge_tree(&description, self.budget.files)?;
@@ -172,19 +180,26 @@ impl Tree {
             postcard::take_from_bytes(&saved.description).map_err(|e| damaged(e.to_string()))?;
         let (attributes, rest): (SavedAttributes, _) = match description.form {
             FORM => (Vec::new(), rest),
-            FORM_WITH_ATTRIBUTES | FORM_WITH_NUMBERS => {
+            FORM_WITH_ATTRIBUTES | FORM_WITH_NUMBERS | FORM_WITH_OWNERS => {
                 postcard::take_from_bytes(rest).map_err(|e| damaged(e.to_string()))?
             }
             form => {
-                let known = format!("{FORM} to {FORM_WITH_NUMBERS} are known");
+                let known = format!("{FORM} to {FORM_WITH_OWNERS} are known");
                 return Err(damaged(format!("its form is {form}, and {known}")));
             }
         };
+        let mut owners = SavedOwners::new();
         let (numbers, rest): (Option<SavedNumbers>, _) = match description.form {
             FORM_WITH_NUMBERS => {
                 let (numbers, rest) =
                     postcard::take_from_bytes(rest).map_err(|e| damaged(e.to_string()))?;
                 (Some(numbers), rest)
+            }
+            FORM_WITH_OWNERS => {
+                let (found, rest): ((_, SavedOwners), _) =
+                    postcard::take_from_bytes(rest).map_err(|e| damaged(e.to_string()))?;
+                owners = found.1;
+                (found.0, rest)
             }
             _ => (None, rest),
         };
@@ -204,7 +219,8 @@ impl Tree {
         }
         let attributes = checked_attributes(attributes)?;
         let (tree, pages) = (self.blank(), saved.pages.iter());
-        Loader { base: self, tree, pages, attributes, numbers }.load(description)
+        let owners = checked_owners(owners)?;
+        Loader { base: self, tree, pages, attributes, numbers, owners }.load(description)
     }
 
     /// Whether it is over layers.
@@ -244,6 +260,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) attributes: BTreeMap<Node, Attributes>,
     /// Inode numbers of host files; `None` if they follow from the paths.
     pub(crate) numbers: Option<SavedNumbers>,
+    /// Recorded owners of files that have not been built yet.
+    pub(crate) owners: BTreeMap<Node, [u32; 2]>,
 }
 
 /// Extended attributes by file; those of a stranger are checked.
@@ -257,6 +275,15 @@ fn checked_attributes(saved: SavedAttributes) -> Result<BTreeMap<Node, Attribute
         }
     }
     Ok(all)
+}
+
+/// Recorded owners by file; those of a stranger are checked.
+fn checked_owners(saved: SavedOwners) -> Result<BTreeMap<Node, [u32; 2]>, TreeError> {
+    let is_sorted = saved.is_sorted_by(|(one, _), (two, _)| one < two);
+    if !is_sorted || saved.iter().any(|(_, owner)| owner.contains(&u32::MAX)) {
+        return Err(damaged("owners are out of order, or have no number"));
+    }
+    Ok(saved.into_iter().map(|(node, owner)| (Node(node), owner)).collect())
 }
 
 impl Loader<'_> {
@@ -302,6 +329,9 @@ impl Loader<'_> {
         }
         if !self.attributes.is_empty() {
             return Err(damaged("extended attributes are of no file"));
+        }
+        if !self.owners.is_empty() {
+            return Err(damaged("an owner is of no file"));
         }
         let mut tree = self.tree;
         for (number, count) in saved.held {
@@ -365,7 +395,11 @@ impl Loader<'_> {
         if attributes != Attributes::default() && !paid {
             return Err(damaged("a file that was not paid for has extended attributes"));
         }
-        Ok(Inode { body, mode, links: 0, times, paid, name: None, attributes })
+        let owner = self.owners.remove(&node);
+        if owner.is_some() && !paid {
+            return Err(damaged("a file that was not paid for has an owner"));
+        }
+        Ok(Inode { body, mode, links: 0, times, paid, name: None, attributes, owner })
     }
 
     fn file(

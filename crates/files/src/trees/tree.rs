@@ -474,6 +474,21 @@ impl Tree {
         Ok(())
     }
 
+    /// Records the user and group of a file, or that it belongs to the guest's user.
+    ///
+    /// # Errors
+    /// As [`Tree::stat`]; [`Refused::Full`].
+    pub fn set_owner(
+        &mut self,
+        node: Node,
+        owner: Option<[u32; 2]>,
+        now: Time,
+    ) -> Result<(), Refused> {
+        let inode = self.copy_up(node, false)?;
+        (inode.owner, inode.times.changed) = (owner, now);
+        Ok(())
+    }
+
     /// Sets the time of the last access, of the last change of content, or both.
     ///
     /// # Errors
