@@ -35,15 +35,17 @@ use crate::warm::Warm;
 
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-linux state 15";
+const ENGINE: &str = "afresh-linux state 16";
 /// The versions before. States of 11 have no [`PackedAdditions`] behind their header, and those of
 /// 12 no numbers of processes behind these. Text of 13 has no jumps to the code inside. In states
 /// of 14 the inode numbers of host files follow from their paths, and files have none behind them.
-const ENGINES_BEFORE: [&str; 4] = [
+/// Those of 15 have no users behind the numbers of processes: the guest is user 1000.
+const ENGINES_BEFORE: [&str; 5] = [
     "afresh-linux state 11",
     "afresh-linux state 12",
     "afresh-linux state 13",
     "afresh-linux state 14",
+    "afresh-linux state 15",
 ];
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
@@ -120,6 +122,9 @@ fn read_parts(decoder: &mut Decoder<'_>) -> Result<(Header, PackedAdditions), De
     if !decoder.rest().is_empty() {
         additions.tunables = decoder.decode()?;
     }
+    if !decoder.rest().is_empty() {
+        additions.users = decoder.decode()?;
+    }
     match decoder.rest() {
         [] => Ok((header, additions)),
         _ => Err(DecodeError::Malformed("there are bytes after its end".to_owned())),
@@ -174,6 +179,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     encoder.encode(&header).map_err(unwritten)?;
     encoder.encode(&additions).map_err(unwritten)?;
     encoder.encode(&additions.tunables).map_err(unwritten)?;
+    encoder.encode(&additions.users).map_err(unwritten)?;
     let bytes = encoder.finish(|decoder| read_parts(decoder).map(drop)).map_err(unwritten)?;
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();

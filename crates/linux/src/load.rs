@@ -318,7 +318,8 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     words.push(0);
     words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
     words.push(0);
-    let [user, group] = guest.sentry.state.owner().map(u64::from);
+    let ids = guest.sentry.state.real_and_effective().map(|both| both.map(u64::from));
+    let [[user, effective_user], [group, effective_group]] = ids;
     let before = words.len();
     if let Some(clock) = guest.body.process.clock() {
         words.extend([libc::AT_SYSINFO_EHDR, clock]);
@@ -332,9 +333,9 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
         (libc::AT_FLAGS, 0),
         (libc::AT_ENTRY, elf.entry.wrapping_add(slide)),
         (libc::AT_UID, user),
-        (libc::AT_EUID, user),
+        (libc::AT_EUID, effective_user),
         (libc::AT_GID, group),
-        (libc::AT_EGID, group),
+        (libc::AT_EGID, effective_group),
         (libc::AT_SECURE, 0),
         (libc::AT_CLKTCK, 100),
         (libc::AT_RANDOM, at(random_at)),

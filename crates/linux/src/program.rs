@@ -68,6 +68,8 @@ pub struct Program {
     reaches: Vec<NetGrant>,
     connections: Option<ConnectionLog>,
     directory: PathBuf,
+    /// User and group, if they are set.
+    user: Option<[u32; 2]>,
     memory: u64,
     storage: u64,
     output: usize,
@@ -126,6 +128,7 @@ impl Program {
             reaches: Vec::new(),
             connections: None,
             directory: PathBuf::from("/"),
+            user: None,
             memory: 1 << 30,
             storage: 256 << 20,
             output: 64 << 20,
@@ -263,6 +266,23 @@ impl Program {
     pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = path.into();
         self
+    }
+
+    /// The user and the group of the guest, who owns its files: 1000 otherwise, or those of the
+    /// state whose files it [has](Program::with_files_of). User 0 passes permission bits in the
+    /// guest, and may give files to others. None has a right over the host that another has not:
+    /// the numbers exist in the guest alone. `u32::MAX` is no user.
+    #[must_use]
+    pub fn user(mut self, user: u32, group: u32) -> Self {
+        self.user = Some([user, group].map(|number| number.min(u32::MAX - 1)));
+        self
+    }
+
+    /// Whether it has the files of a state, whose user it keeps unless it gets
+    /// [another](Program::user).
+    #[must_use]
+    pub fn has_files_of_state(&self) -> bool {
+        self.files_of.is_some()
     }
 
     /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.
@@ -432,7 +452,8 @@ impl Program {
         let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(path))?;
         let memory = self.memory.min(MAX_RESERVED);
         sentry::write_system_files(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
-        sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
+        let user = self.user.unwrap_or(sentry::DEFAULT_OWNER);
+        sentry::settle(&mut tree, base.is_none(), user).map_err(unfit(Path::new("/etc")))?;
         // Files of the host have no authorities of earlier rules.
         if base.is_some() || !self.egress().certificates().is_empty() {
             self.write_trust(&mut tree)?;
@@ -447,7 +468,7 @@ impl Program {
             made.map_err(unfit(directory))?;
         }
         let at = tree.find(sentry::bytes(directory)).map_err(unfit(directory))?;
-        let mut state = Kernel::new(Layout::new(memory), tree, base, layers);
+        let mut state = Kernel::new(Layout::new(memory), tree, base, layers).owned_by(user);
         state.enter(at).map_err(unfit(directory))?;
         Ok(state)
     }
@@ -457,7 +478,7 @@ impl Program {
         let unfit = |error| WarmError::File { path: self.directory.clone(), error };
         let at = other.tree.find(sentry::bytes(&self.directory)).map_err(unfit)?;
         let layout = Layout::new(self.memory.min(MAX_RESERVED));
-        let mut state = other.with_files(layout);
+        let mut state = other.with_files(layout, self.user);
         self.write_trust(&mut state.tree)?;
         state.enter(at).map_err(unfit)?;
         Ok(state)

@@ -1,4 +1,4 @@
-//! Versions 11 to 15 of the state, frozen: the kernel state of a guest that was written when a
+//! Versions 11 to 16 of the state, frozen: the kernel state of a guest that was written when a
 //! version began is still read, and written byte for byte as then.
 //!
 //! The goldens in `tests/golden` are never written again. A change that makes these tests fail
@@ -18,10 +18,12 @@ use crate::program::Program;
 use crate::sentry::PackedAdditions;
 
 /// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock, a
-/// process in a user namespace, and a process with an adjusted score.
+/// process in a user namespace, a process with an adjusted score, one of another user, and files of
+/// that user.
 const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
-    cd /tmp/d; rm f; unshare -U sleep 100000 & (sleep 100000 | cat) & \
+    cd /tmp/d; rm f; echo own >own; chown 33:44 own . ; unshare -U sleep 100000 & \
+    (setpriv --reuid 33 --regid 44 --groups 44,5 sleep 100000 | cat) & \
     while read line; do echo $line; done";
 
 fn golden(engine: &str) -> PathBuf {
@@ -42,7 +44,7 @@ fn write() {
         return;
     }
     let granted = ["/bin", "/etc", "/lib", "/lib64", "/usr"];
-    let program = Program::new("/bin/sh").arg("-c").arg(COMMANDS).request(b"warm\n");
+    let program = Program::new("/bin/sh").arg("-c").arg(COMMANDS).request(b"warm\n").user(0, 0);
     let program = granted.iter().fold(program, |program, path| program.grant(path));
     let frozen = program.warm().unwrap().freeze().unwrap();
     let file = std::fs::File::create(golden(ENGINE)).unwrap();
@@ -84,9 +86,9 @@ fn the_state_of_version_12_is_read_and_written_as_it_was() {
 }
 
 #[test]
-fn the_states_of_versions_13_to_15_are_read_and_written_as_they_were() {
+fn the_states_of_versions_13_to_16_are_read_and_written_as_they_were() {
     write();
-    [ENGINES_BEFORE[2], ENGINES_BEFORE[3], ENGINE].into_iter().for_each(check_whole);
+    ENGINES_BEFORE[2..].iter().copied().chain([ENGINE]).for_each(check_whole);
 }
 
 fn check_whole(engine: &str) {
@@ -98,11 +100,18 @@ fn check_whole(engine: &str) {
     let header_len = bytes.len();
     let bytes = postcard::to_extend(&additions, bytes).unwrap();
     let additions_len = bytes.len();
-    let bytes = postcard::to_extend(&additions.tunables, bytes).unwrap();
+    let mut bytes = postcard::to_extend(&additions.tunables, bytes).unwrap();
+    let tunables_len = bytes.len();
+    if engine == ENGINE {
+        assert_ne!(additions.users, Default::default());
+        bytes = postcard::to_extend(&additions.users, bytes).unwrap();
+    } else {
+        assert_eq!(additions.users, Default::default(), "the guest is user 1000");
+    }
     assert!(bytes == golden, "the state has another form");
     assert!(read_header(&[&golden[..], &[0]].concat()).is_err());
     for length in header_len + 1..golden.len() {
-        let is_older = length == additions_len;
+        let is_older = [additions_len, tunables_len].contains(&length);
         assert_eq!(read_header(&golden[..length]).is_err(), !is_older, "{length}");
     }
     refuse_parts(&golden, header_len);

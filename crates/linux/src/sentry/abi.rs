@@ -20,6 +20,8 @@ pub(crate) struct FileStatus {
     pub(crate) modified: Time,
     pub(crate) accessed: Time,
     pub(crate) changed: Time,
+    /// Recorded user and group.
+    pub(crate) owner: Option<[u32; 2]>,
 }
 
 impl FileStatus {
@@ -38,6 +40,7 @@ impl FileStatus {
             modified: stat.times.modified,
             accessed: stat.times.accessed,
             changed: stat.times.changed,
+            owner: stat.owner,
         })
     }
 }
@@ -168,6 +171,7 @@ mod tests {
     #[test]
     fn structures_have_the_kernels_sizes() {
         let attributes = FileStatus {
+            owner: None,
             inode: 7,
             mode: 0o100_644,
             links: 1,

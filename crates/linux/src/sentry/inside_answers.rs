@@ -39,6 +39,8 @@ struct AnsweredDescriptor {
     version: FileVersion,
     /// The owner in the answers, which depends on the user namespace of the process.
     owner: [u32; 2],
+    /// The recorded owner of the file.
+    recorded: Option<[u32; 2]>,
     answers: DescriptorAnswers,
     /// The host file whose bytes are in the window.
     shown: Option<HostFile>,
@@ -192,13 +194,13 @@ impl Sentry {
 
     /// Drops descriptors that are not what they were, and brings the others up to date.
     fn renew_descriptors(&self, inside: &mut InsideAnswers) {
-        let (table, owner) = (&self.state.table, self.state.owner());
+        let table = &self.state.table;
         for known in &mut inside.descriptors {
             let Some(present) = known else { continue };
             let number = u64::from(present.answers.number);
             let open = table.get(number).ok().map(|found| &found.open);
             let same = table.id(number) == Ok(present.description)
-                && present.owner == owner
+                && present.owner == self.state.seen_owner(present.recorded)
                 && self.state.tree.is_version(present.node, &present.version)
                 && !self.state.shares.contains(&present.node);
             match open {
@@ -273,7 +275,8 @@ impl Sentry {
             return None;
         }
         let attributes = self.attributes_of(id, description).ok()?;
-        let owner = self.state.owner();
+        let recorded = attributes.owner;
+        let owner = self.state.seen_owner(recorded);
         let stat: [u8; STAT_LEN] = abi::stat(&attributes, owner).try_into().ok()?;
         let answers = DescriptorAnswers {
             number,
@@ -287,6 +290,7 @@ impl Sentry {
             node,
             version,
             owner,
+            recorded,
             answers,
             shown: None,
             is_given: false,
@@ -296,7 +300,8 @@ impl Sentry {
     /// The numbers of the current process and thread.
     fn numbers(&self) -> Numbers {
         let (state, process) = (&self.state, self.state.current());
-        let (user, group) = (state.user_id().into(), state.group_id().into());
+        let ids = state.real_and_effective().map(|both| both.map(u64::from));
+        let [[user, effective_user], [group, effective_group]] = ids;
         let mut numbers = Numbers::default();
         for (answer, number) in [
             (Answer::Open, 1),
@@ -304,9 +309,9 @@ impl Sentry {
             (Answer::Thread, process.threads.current_id().into()),
             (Answer::Parent, process.info.parent.into()),
             (Answer::User, user),
-            (Answer::EffectiveUser, user),
+            (Answer::EffectiveUser, effective_user),
             (Answer::Group, group),
-            (Answer::EffectiveGroup, group),
+            (Answer::EffectiveGroup, effective_group),
             (Answer::ProcessGroup, process.info.group.into()),
             (Answer::Blocked, process.threads.current().blocked),
         ] {

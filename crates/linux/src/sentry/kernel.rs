@@ -39,4 +39,5 @@ pub(super) mod time;
 pub(super) mod timer_fd;
 pub(super) mod timers;
 pub(super) mod user_namespaces;
+pub(super) mod users;
 pub(super) mod wait_options;

@@ -24,6 +24,7 @@ use super::kernel::signals::{PENDING, SignalInfo};
 use super::kernel::threads::{MAX_WAITED, Thread, WAITED_UNCHECKED};
 use super::kernel::timers::TIMERS;
 use super::kernel::user_namespaces::MAX_NAMESPACES;
+use super::kernel::users::MAX_GROUPS;
 use super::mm::layout::Mapping;
 use super::mm::layout::limits::MAX_ALL_MAPPINGS;
 use super::mm::shared_segments::MAX_SEGMENTS;
@@ -86,6 +87,7 @@ fn maxima() -> Vec<(&'static str, usize, usize)> {
         ("adjustments", MAX_ADJUSTMENTS, size_of_map(ROW)),
         ("segments of shared memory", MAX_SEGMENTS, size_of_map(ROW)),
         ("numbers of processes", PROCESSES, size_of_map(ROW)),
+        ("users of processes", PROCESSES, size_of_map(ROW) + 4 * GROWTH * MAX_GROUPS),
         ("user namespaces", MAX_NAMESPACES, size_of_map(ROW)),
         ("locked mappings", MAX_ALL_MAPPINGS, GROWTH * size_of::<u64>()),
         ("locks", LOCKS, GROWTH * size_of::<FileLock>()),

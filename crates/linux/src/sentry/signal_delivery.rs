@@ -5,7 +5,9 @@ use crate::platform::{
 };
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
-use crate::sentry::kernel::signals::{DefaultAction, SignalAction, SignalInfo, UNTOUCHABLE, bit};
+use crate::sentry::kernel::signals::{
+    DefaultAction, KERNEL, SignalAction, SignalInfo, UNTOUCHABLE, bit,
+};
 use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::{NO_STACK, Wait, WaitReason};
 use crate::sentry::mm::user_memory::{copy_in, word_in};
@@ -110,7 +112,7 @@ impl Sentry {
                 if signal != FAULT
                     && self.state.current().threads.current().blocked & bit(FAULT) == 0 =>
             {
-                self.handle(process, &SignalInfo::new(FAULT, FROM_KERNEL, 0, 0), action)
+                self.handle(process, &SignalInfo::new(FAULT, FROM_KERNEL, KERNEL, 0), action)
             }
             _ => Ok(Some(end)),
         }

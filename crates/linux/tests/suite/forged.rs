@@ -34,8 +34,10 @@ file = tempfile.TemporaryFile(); file.write(b"x" * 9000); file.flush(); fcntl.fl
 shared = mmap.mmap(file.fileno(), 8192); shared[0] = 7; anonymous = mmap.mmap(-1, 8192); anonymous[0] = 9
 memory = os.memfd_create("m"); os.ftruncate(memory, 5000)
 libc.shmat.restype = ctypes.c_void_p; segment = libc.shmget(67, 9000, 0o1600); libc.shmat(segment, None, 0)
+os.chown(file.fileno(), 33, 44); os.setgroups([4, 5])
 child, master = pty.fork()
 if child == 0:
+    os.setresgid(44, 44, 44); os.setresuid(33, 33, 0)
     while True: time.sleep(1000)
 process = os.pidfd_open(child); folder = os.open("/proc/self/fd", os.O_RDONLY); null = os.open("/dev/null", os.O_RDWR)
 gone = os.open("/tmp/gone", os.O_CREAT | os.O_RDWR); os.write(gone, b"gone"); os.unlink("/tmp/gone")
@@ -73,7 +75,7 @@ const DEFAULT_STATES: usize = 250;
 fn a_forged_state_is_refused_or_runs_within_its_isolation() {
     let Some(program) = python() else { return };
     let limit = Duration::from_millis(300);
-    let program = program.arg("/app.py").file("/app.py", SCRIPT).time_limit(limit);
+    let program = program.arg("/app.py").file("/app.py", SCRIPT).time_limit(limit).user(0, 0);
     let Some(warm) = here(program.warm()) else { return };
     let frozen = warm.freeze().unwrap();
     let expected = warm.instance().call(b"look\n").unwrap();

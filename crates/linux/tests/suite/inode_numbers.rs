@@ -7,7 +7,7 @@ use std::process::Command;
 
 use afresh_linux::{Program, Warm};
 
-/// The user of guests, with which git compares the owner of files.
+/// The usual user of guests, with which git compares the owner of files.
 const USER: u32 = 1000;
 /// A work tree of a hundred files, a symbolic link and two hard links.
 const MAKE: &str = "git init -q . && mkdir a && for i in $(seq 100); do echo $i >a/$i; done && \
@@ -61,6 +61,22 @@ fn git_finds_the_attributes_of_its_index() {
     let changed = "git update-index -q --refresh; echo more >>a/7; touch -d @1 a/8; \
         git diff-files --name-only";
     assert_eq!(output(folder.path(), changed), "a/7\na/8\n");
+}
+
+/// As `afresh exec` starts a guest, for callers of several users.
+#[test]
+fn git_finds_the_attributes_of_files_of_the_user_of_the_guest() {
+    for user in [0, 501, 1001] {
+        let Some(folder) = work_tree_of(user) else { continue };
+        let listed = |user| {
+            let run = guest(folder.path(), "git diff-files --name-only | wc -l").user(user, user);
+            let run = run.run(b"").unwrap();
+            (String::from_utf8(run.output).unwrap(), run.messages)
+        };
+        // One of the two hard links differs, and in a guest of another user all files do.
+        assert_eq!(listed(user), ("1\n".to_owned(), String::new()), "user {user}");
+        assert_eq!(listed(user + 1), ("102\n".to_owned(), String::new()), "user {user}");
+    }
 }
 
 /// The files of a user namespace belong to its root, as those of the caller do.

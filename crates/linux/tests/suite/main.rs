@@ -55,5 +55,6 @@ mod start_to_end;
 mod stub;
 mod terminals;
 mod threads;
+mod users;
 mod watches;
 mod xattr;

@@ -10,7 +10,7 @@ use super::{Control, HostTerminal, RunControl};
 use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::identity::FIRST;
-use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::signals::{KERNEL, SignalInfo};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
 use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
@@ -61,7 +61,7 @@ impl Sentry {
         for control in console.control.iter().flat_map(RunControl::take) {
             match control {
                 Control::Signal(signal) => {
-                    let info = SignalInfo::new(signal, 0, 0, 0);
+                    let info = SignalInfo::new(signal, 0, KERNEL, 0);
                     self.change().with(FIRST, |state| state.send(None, info));
                 }
                 Control::Resize([rows, columns]) => self.resize([rows, columns, 0, 0]),
@@ -100,7 +100,7 @@ impl Sentry {
             let leader = state.terminals.get(TERMINAL).and_then(|terminal| terminal.session);
             state.hang_up_terminal(TERMINAL);
             for signal in [libc::SIGHUP, libc::SIGCONT] {
-                let info = SignalInfo::new(signal as u8, 0x80, 0, 0);
+                let info = SignalInfo::new(signal as u8, 0x80, KERNEL, 0);
                 if let Some(leader) = leader.filter(|leader| state.processes.lives(*leader)) {
                     state.with(leader, |state| state.send(None, info));
                 }

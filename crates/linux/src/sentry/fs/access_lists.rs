@@ -2,13 +2,14 @@
 //! are kept as extended attributes.
 //!
 //! Promises: a list and the mode of its file agree, as in Linux: a list sets the mode, `chmod`
-//! changes the list, and what is made in a directory with a default list inherits it. The guest has
-//! one user, who owns every file, so that the owner's bits decide every access.
+//! changes the list, and what is made in a directory with a default list inherits it. Their entries for
+//! further users and groups decide no access.
 
 use afresh_files::{Kind, New, Node, ResolvedName};
 use rustix::io::Errno;
 
 use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::result::SyscallResult;
 
 /// The attribute with the list that controls access to a file.
@@ -216,6 +217,17 @@ impl Kernel {
         Ok(())
     }
 
+    /// Gives something new to the current process's user, unless that is the guest's.
+    pub(in crate::sentry) fn own_new(&mut self, node: Node) -> SyscallResult<()> {
+        if self.namespaces.users.is_first(self.processes.current_id()) {
+            return Ok(());
+        }
+        let ids = self.ids();
+        let owner = [ids.user[FOR_FILES], ids.group[FOR_FILES]];
+        let owner = (owner != self.namespaces.users.owner).then_some(owner);
+        Ok(self.tree.set_owner(node, owner, crate::sentry::kernel::time::now())?)
+    }
+
     /// Creates an object at a path with the lists that it inherits.
     pub(in crate::sentry) fn create_at(
         &mut self,
@@ -225,12 +237,15 @@ impl Kernel {
     ) -> SyscallResult<Node> {
         let now = crate::sentry::kernel::time::now();
         if matches!(new, New::Link(_)) {
-            return Ok(self.tree.create_at(place, new, mode, now)?);
+            let node = self.tree.create_at(place, new, mode, now)?;
+            self.own_new(node)?;
+            return Ok(node);
         }
         let is_directory = new == New::Directory;
         let inherited = self.inheritance(place.directory, mode, is_directory)?;
         let node = self.tree.create_at(place, new, inherited.mode, now)?;
-        if let Err(error) = self.set_inherited(node, &inherited) {
+        let set = self.own_new(node).and_then(|()| self.set_inherited(node, &inherited));
+        if let Err(error) = set {
             // Without room for its lists it is not made.
             let mut made = place.clone();
             made.found = Some((node, self.tree.stat(node)?.kind));

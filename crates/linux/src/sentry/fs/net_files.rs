@@ -8,7 +8,6 @@ use std::net::IpAddr;
 
 use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::sockets::{Address, Socket, SocketState};
 
@@ -100,13 +99,14 @@ impl Kernel {
         };
         let width = if newer { 0 } else { TCP_WIDTH };
         let mut text = format!("{head:<width$}\n");
+        let [user, _] = self.namespaces.users.owner;
         let listed = |(inode, socket)| Some((inode, socket, self.tcp_state(socket)?));
         let mut list: Vec<_> = self.internet_sockets(newer).filter_map(listed).collect();
         list.sort_by_key(|(_, _, (state, _))| *state != LISTEN);
         for (at, (inode, socket, (state, held))) in list.into_iter().enumerate() {
             let (own, peer) = (encode(&socket.own, newer), encode(&socket.peer, newer));
             let line = format!(
-                "{at:4}: {own} {peer} {state:02X} 00000000:{held:08X} 00:00000000 00000000 {USER:5}        0 {inode} 1 \
+                "{at:4}: {own} {peer} {state:02X} 00000000:{held:08X} 00:00000000 00000000 {user:5}        0 {inode} 1 \
                  0000000000000000 20 0 0 10 -1"
             );
             let _ = writeln!(text, "{line:<width$}");
@@ -126,6 +126,7 @@ impl Kernel {
         };
         let width = if newer { 0 } else { UDP_WIDTH };
         let mut text = format!("{head:<width$}\n");
+        let [user, _] = self.namespaces.users.owner;
         let bound = |(_, socket): &(u64, &Socket)| socket.own.port() != 0;
         for (inode, socket) in self.internet_sockets(newer).filter(bound) {
             let SocketState::Datagrams { inbox, .. } = socket.stage else { continue };
@@ -134,7 +135,7 @@ impl Kernel {
             let (own, peer) = (encode(&socket.own, newer), encode(&socket.peer, newer));
             let at = socket.own.port();
             let line = format!(
-                "{at:5}: {own} {peer} {state:02X} 00000000:{held:08X} 00:00000000 00000000 {USER:5}        0 {inode} 2 \
+                "{at:5}: {own} {peer} {state:02X} 00000000:{held:08X} 00:00000000 00000000 {user:5}        0 {inode} 2 \
                  0000000000000000 0"
             );
             let _ = writeln!(text, "{line:<width$}");

@@ -1,16 +1,17 @@
-//! Permission bits, for a user who owns every file: the owner's bits apply.
+//! Permission bits: those of the owner, of the group, or of others apply.
 //!
 //! Promises: access that a guest forbids itself, or a layer forbids its files' owner, is refused as
-//! in Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`).
-//! Open files stay open. A process with `CAP_DAC_OVERRIDE` over files, such as `root` in a user
-//! namespace, passes the bits.
+//! in Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`),
+//! by the owner's bits for all users. Open files stay open. A process with `CAP_DAC_OVERRIDE` over
+//! files, such as `root`, passes the bits.
 
-use afresh_files::{Access, Kind, Node, ResolvedName, Walk};
+use afresh_files::{Access, Kind, Node, ResolvedName, Stat, Walk};
 use rustix::io::Errno;
 
 use crate::sentry::Sentry;
 use crate::sentry::kernel::state::Kernel;
-use crate::sentry::kernel::user_namespaces::DAC_OVERRIDE;
+use crate::sentry::kernel::user_namespaces::{DAC_OVERRIDE, FOWNER};
+use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::result::SyscallResult;
 
 /// Bits of a class, as `access` names them.
@@ -18,9 +19,17 @@ pub(in crate::sentry) const READ: u32 = 4;
 pub(in crate::sentry) const WRITE: u32 = 2;
 pub(in crate::sentry) const SEARCH: u32 = 1;
 
-/// Whether a mode lets its owner do all of this.
-fn allows(mode: u32, wanted: u32) -> bool {
-    mode >> 6 & wanted & 7 == wanted & 7
+/// The permission bits of a file, and its recorded owner.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::sentry) struct FilePermissions {
+    pub(in crate::sentry) mode: u32,
+    pub(in crate::sentry) owner: Option<[u32; 2]>,
+}
+
+impl FilePermissions {
+    pub(in crate::sentry) fn of(stat: &Stat) -> Self {
+        Self { mode: stat.mode, owner: stat.owner }
+    }
 }
 
 /// The access for the flags of an open; none with `O_PATH`.
@@ -37,14 +46,40 @@ pub(in crate::sentry) fn access_of(flags: i32) -> Access {
 impl Kernel {
     /// Whether the current process passes permission bits.
     pub(in crate::sentry) fn passes_bits(&self) -> bool {
-        self.has_over_files(DAC_OVERRIDE)
+        self.has_over(None, DAC_OVERRIDE)
+    }
+
+    /// The bits of a mode that apply to the current process.
+    fn class_bits(&self, FilePermissions { mode, owner }: FilePermissions) -> u32 {
+        if owner.is_none() && self.namespaces.users.is_first(self.processes.current_id()) {
+            return mode >> 6;
+        }
+        let ([user, group], ids) = (self.owner_of(owner), self.ids());
+        match ids.user[FOR_FILES] == user {
+            true => mode >> 6,
+            false if ids.is_in_group(group) => mode >> 3,
+            false => mode,
+        }
+    }
+
+    /// Refuses changes of attributes that only the owner of a file may make.
+    pub(in crate::sentry) fn check_ownership(&self, node: Node) -> Result<(), Errno> {
+        let stat = self.tree.stat(node).map_err(|refused| refused.errno())?;
+        let is_own = self.ids().user[FOR_FILES] == self.owner_of(stat.owner)[0];
+        if is_own || self.has_over(stat.owner, FOWNER) { Ok(()) } else { Err(Errno::PERM) }
     }
 
     /// Whether the current process may do all of this with a file. A file without a bit to execute
     /// it is no program for `root` either.
-    pub(in crate::sentry) fn permits(&self, mode: u32, is_directory: bool, wanted: u32) -> bool {
+    pub(in crate::sentry) fn permits(
+        &self,
+        file: FilePermissions,
+        is_directory: bool,
+        wanted: u32,
+    ) -> bool {
         let executes = wanted & SEARCH != 0 && !is_directory;
-        allows(mode, wanted) || !(executes && mode & 0o111 == 0) && self.passes_bits()
+        let allows = self.class_bits(file) & wanted & 7 == wanted & 7;
+        allows || !(executes && file.mode & 0o111 == 0) && self.has_over(file.owner, DAC_OVERRIDE)
     }
 
     /// The same walk through directories alone that the current process may search.
@@ -56,7 +91,11 @@ impl Kernel {
     pub(in crate::sentry) fn may(&self, node: Node, wanted: u32) -> Result<(), Errno> {
         let stat = self.tree.stat(node).map_err(|refused| refused.errno())?;
         let is_directory = stat.kind == Kind::Directory;
-        if self.permits(stat.mode, is_directory, wanted) { Ok(()) } else { Err(Errno::ACCESS) }
+        if self.permits(FilePermissions::of(&stat), is_directory, wanted) {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS)
+        }
     }
 
     /// Refuses changes to a directory's names.
@@ -69,9 +108,16 @@ impl Kernel {
         if place.found.is_some() { Ok(()) } else { self.may_change(place.directory) }
     }
 
-    /// Refuses to remove a name, if it exists.
+    /// Refuses to remove a name, if it exists. In a directory with the sticky bit only the owner of
+    /// the file or of the directory may.
     pub(in crate::sentry) fn may_remove(&self, place: &ResolvedName) -> Result<(), Errno> {
-        if place.found.is_none() { Ok(()) } else { self.may_change(place.directory) }
+        let Some((node, _)) = place.found else { return Ok(()) };
+        self.may_change(place.directory)?;
+        let stat = self.tree.stat(place.directory).map_err(|refused| refused.errno())?;
+        if stat.mode & libc::S_ISVTX == 0 || self.check_ownership(place.directory).is_ok() {
+            return Ok(());
+        }
+        self.check_ownership(node)
     }
 }
 
@@ -83,8 +129,9 @@ impl Sentry {
         to: &ResolvedName,
     ) -> SyscallResult<()> {
         let Some((node, kind)) = from.found else { return Ok(()) };
-        self.state.may_change(from.directory)?;
+        self.state.may_remove(from)?;
         self.state.may_change(to.directory)?;
+        self.state.may_remove(to)?;
         // Its `..` changes.
         if kind == Kind::Directory && from.directory != to.directory {
             self.state.may(node, WRITE)?;
@@ -95,7 +142,7 @@ impl Sentry {
     /// Refuses to open a file for more than the current process may do.
     pub(in crate::sentry) fn may_open(
         &self,
-        mode: u32,
+        file: FilePermissions,
         access: Access,
         flags: i32,
     ) -> SyscallResult<()> {
@@ -106,6 +153,6 @@ impl Sentry {
         let both = flags & libc::O_ACCMODE == libc::O_ACCMODE && !only_named;
         let wanted = bit(access.read || both, READ) | bit(access.write || cuts || both, WRITE);
         // No open executes, so the kind makes no difference.
-        if self.state.permits(mode, false, wanted) { Ok(()) } else { Err(Errno::ACCESS.into()) }
+        if self.state.permits(file, false, wanted) { Ok(()) } else { Err(Errno::ACCESS.into()) }
     }
 }

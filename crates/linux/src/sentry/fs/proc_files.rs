@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::{DirectoryEntries, FileStatus};
-use crate::sentry::fs::permissions::access_of;
+use crate::sentry::fs::permissions::{FilePermissions, access_of};
 use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcFile};
@@ -218,7 +218,7 @@ impl Sentry {
         let only_named = flags & libc::O_PATH != 0;
         let access = access_of(flags);
         let stat = self.state.tree.stat(node)?;
-        self.may_open(stat.mode, access, flags)?;
+        self.may_open(FilePermissions::of(&stat), access, flags)?;
         match stat.kind {
             Kind::Directory if access.write || flags & libc::O_CREAT != 0 => {
                 return Err(Errno::ISDIR.into());

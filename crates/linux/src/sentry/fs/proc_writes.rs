@@ -95,9 +95,7 @@ impl Kernel {
         match setting {
             ProcSetting::Namespace(..) if writes => Err(Errno::ACCESS),
             ProcSetting::Memory(id) if !self.has_memory_of(id) => Err(Errno::ACCESS),
-            ProcSetting::GroupSwitch(id)
-                if writes && !self.namespaces.has(self.credentials(), id, SYS_ADMIN) =>
-            {
+            ProcSetting::GroupSwitch(id) if writes && !self.has_over_namespace(id, SYS_ADMIN) => {
                 Err(Errno::ACCESS)
             }
             _ => Ok(()),
@@ -162,6 +160,9 @@ impl Kernel {
     /// Maps the guest's user or group in a namespace. All numbers that exist outside are those of
     /// the one user and group, so that a map has one number.
     fn write_map(&mut self, id: u32, opener: u32, bytes: &[u8], group: bool) -> Result<(), Errno> {
+        if !self.namespaces.users.is_first(self.processes.current_id()) {
+            return Err(Errno::PERM);
+        }
         let own = self.credentials();
         let UserNamespace { parent, denies_groups, .. } =
             *self.namespaces.get(id).ok_or(Errno::PERM)?;

@@ -16,7 +16,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
-use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials};
+use crate::sentry::kernel::user_namespaces::Credentials;
 use crate::sentry::syscalls::path::path_of;
 use crate::sentry::tty::terminals::FIRST_DEVICE;
 
@@ -278,20 +278,25 @@ impl Kernel {
         let (_, group, session) = self.relations(id);
         let slots = self.descriptors_of(id).map(|(number, ..)| number + 1).max().unwrap_or(0);
         let slots = slots.next_multiple_of(64);
-        let [user, member] = self.owner();
+        let ids = self.seen_ids(id);
+        let list = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>();
+        let [users, members] = [&ids.user, &ids.group].map(|all| list(all).join("\t"));
+        let groups = list(&ids.groups).join(" ");
         let memory = process.and_then(|process| self.layout_of(process.info.memory));
         let locked = memory.map_or(0, |layout| layout.locked_bytes() >> 10);
-        let Credentials { effective, permitted, inheritable, .. } = self.namespaces.of(id);
+        let Credentials { namespace, effective, permitted, inheritable, .. } =
+            self.namespaces.of(id);
+        let bounding = self.bounding_set(namespace);
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}\n\
-             TracerPid:\t0\nUid:\t{user}\t{user}\t{user}\t{user}\nGid:\t{member}\t{member}\t{member}\t{member}\n\
-             FDSize:\t{slots}\nGroups:\t\nNStgid:\t{id}\nNSpid:\t{thread}\nNSpgid:\t{group}\nNSsid:\t{session}\n\
+             TracerPid:\t0\nUid:\t{users}\nGid:\t{members}\n\
+             FDSize:\t{slots}\nGroups:\t{groups}\nNStgid:\t{id}\nNSpid:\t{thread}\nNSpgid:\t{group}\nNSsid:\t{session}\n\
              VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{locked:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
              RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmStk:\t{stack:>8} kB\n\
              VmExe:\t{none:>8} kB\nVmLib:\t{none:>8} kB\nVmPTE:\t{none:>8} kB\nVmSwap:\t{none:>8} kB\n\
              CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{threads}\nSigQ:\t0/128\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n\
              SigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n\
-             CapInh:\t{inheritable:016x}\nCapPrm:\t{permitted:016x}\nCapEff:\t{effective:016x}\nCapBnd:\t{ALL_CAPABILITIES:016x}\nCapAmb:\t{none:016x}\n\
+             CapInh:\t{inheritable:016x}\nCapPrm:\t{permitted:016x}\nCapEff:\t{effective:016x}\nCapBnd:\t{bounding:016x}\nCapAmb:\t{none:016x}\n\
              NoNewPrivs:\t{locked_down}\nSeccomp:\t0\nSpeculation_Store_Bypass:\tvulnerable\n\
              Cpus_allowed:\t1\nCpus_allowed_list:\t0\nMems_allowed:\t1\nMems_allowed_list:\t0\n\
              voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0\n"

@@ -13,7 +13,7 @@ use crate::error::Incompatible;
 use crate::sentry::fs::devices::{DEVICES, TERMINALS};
 use crate::sentry::fs::machine_files;
 use crate::sentry::fs::proc_paths::OWN_DESCRIPTORS;
-use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
+use crate::sentry::kernel::identity::{DEFAULT_OWNER, RELEASE, VERSION};
 use crate::sentry::kernel::prctl_state::CAPABILITIES;
 
 /// Directories of the host that no grant can include.
@@ -287,14 +287,20 @@ pub(crate) fn write_system_files(tree: &mut Tree, memory: u64) -> Result<(), Ref
 }
 
 /// Defines the guest's user and names, unless the image or a granted file does. `users` for a guest
-/// on the host's system that does not see its user database.
-pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
+/// on the host's system that does not see its user database. Numbers that have a name already get
+/// no other one.
+pub(crate) fn settle(tree: &mut Tree, users: bool, [user, group]: [u32; 2]) -> Result<(), Refused> {
+    let named = |number: u32, usual: u32| match number {
+        0 | OVERFLOW_ID => usual,
+        number => number,
+    };
+    let (user, group) = (named(user, DEFAULT_OWNER[0]), named(group, DEFAULT_OWNER[1]));
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\
-         {NAME}:x:{USER}:{USER}:{NAME}:{HOME}:/bin/sh\n\
+         {NAME}:x:{user}:{group}:{NAME}:{HOME}:/bin/sh\n\
          nobody:x:{OVERFLOW_ID}:{OVERFLOW_ID}:nobody:/nonexistent:/usr/sbin/nologin\n"
     );
-    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{OVERFLOW_ID}:\n");
+    let group = format!("root:x:0:\n{NAME}:x:{group}:\nnogroup:x:{OVERFLOW_ID}:\n");
     let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");
     let files = [
         ("/etc/hosts", hosts),

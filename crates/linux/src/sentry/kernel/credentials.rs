@@ -1,11 +1,14 @@
 //! The credentials of the current process: its user namespace, its capabilities there, and the
-//! numbers that the only user and group have for it.
+//! numbers that users and groups have for it.
 
 use rustix::io::Errno;
 
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::state::Kernel;
-use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials};
+use crate::sentry::kernel::user_namespaces::{
+    ALL_CAPABILITIES, Credentials, INITIAL, KILL, ROOT_CAPABILITIES,
+};
+use crate::sentry::kernel::users::{EFFECTIVE, ProcessIds, REAL, SAVED};
 
 /// The number of a user or group that is not mapped.
 const UNMAPPED: u32 = 65534;
@@ -16,31 +19,90 @@ impl Kernel {
         self.namespaces.of(self.processes.current_id())
     }
 
-    /// The number of the only user, as the current process sees it.
-    pub(crate) fn user_id(&self) -> u32 {
-        self.namespaces.number(self.credentials().namespace, false).unwrap_or(UNMAPPED)
+    /// The users and groups of the current process, in the first namespace.
+    pub(in crate::sentry) fn ids(&self) -> ProcessIds {
+        self.namespaces.users.of(self.processes.current_id())
     }
 
-    /// The number of the only group, as the current process sees it.
-    pub(crate) fn group_id(&self) -> u32 {
-        self.namespaces.number(self.credentials().namespace, true).unwrap_or(UNMAPPED)
+    /// A number of the first namespace, as the current process sees it. Other namespaces map only
+    /// the user and group that own the guest.
+    fn seen(&self, number: u32, group: bool) -> u32 {
+        match self.credentials().namespace {
+            INITIAL => number,
+            id if number == self.namespaces.users.owner[usize::from(group)] => {
+                self.namespaces.number(id, group).unwrap_or(UNMAPPED)
+            }
+            _ => UNMAPPED,
+        }
     }
 
-    /// The numbers of the user and group of every file, as the current process sees them.
-    pub(crate) fn owner(&self) -> [u32; 2] {
-        [self.user_id(), self.group_id()]
+    /// The users and groups of a process, as the current process sees them.
+    pub(in crate::sentry) fn seen_ids(&self, process: u32) -> ProcessIds {
+        let ProcessIds { user, group, groups } = self.namespaces.users.of(process);
+        ProcessIds {
+            user: user.map(|number| self.seen(number, false)),
+            group: group.map(|number| self.seen(number, true)),
+            groups: groups.into_iter().map(|number| self.seen(number, true)).collect(),
+        }
     }
 
-    /// Whether the current process has a capability over files, whose user and group must have
-    /// numbers in its namespace.
-    pub(in crate::sentry) fn has_over_files(&self, capability: u32) -> bool {
+    /// The effective user and group of a process, as the current process sees them.
+    pub(crate) fn seen_user(&self, process: u32) -> [u32; 2] {
+        let ids = self.seen_ids(process);
+        [ids.user[EFFECTIVE], ids.group[EFFECTIVE]]
+    }
+
+    /// The real and the effective user of the current process, and its groups, as it sees them.
+    pub(crate) fn real_and_effective(&self) -> [[u32; 2]; 2] {
+        let ids = self.seen_ids(self.processes.current_id());
+        [ids.user, ids.group].map(|all| [all[REAL], all[EFFECTIVE]])
+    }
+
+    /// The owner of a file in the first namespace: the recorded one, or the guest's user.
+    pub(in crate::sentry) fn owner_of(&self, recorded: Option<[u32; 2]>) -> [u32; 2] {
+        recorded.unwrap_or(self.namespaces.users.owner)
+    }
+
+    /// The user and group of a file, as the current process sees them.
+    pub(crate) fn seen_owner(&self, recorded: Option<[u32; 2]>) -> [u32; 2] {
+        let [user, group] = self.owner_of(recorded);
+        [self.seen(user, false), self.seen(group, true)]
+    }
+
+    /// Whether the current process has a capability over files of this owner, whose user and group
+    /// must have numbers in its namespace.
+    pub(in crate::sentry) fn has_over(&self, owner: Option<[u32; 2]>, capability: u32) -> bool {
         let own = self.credentials();
+        let first = self.namespaces.users.owner;
         let is_mapped = |group| self.namespaces.number(own.namespace, group).is_some();
-        self.namespaces.has(own, own.namespace, capability) && is_mapped(false) && is_mapped(true)
+        let is_known = own.namespace == INITIAL
+            || self.owner_of(owner) == first && is_mapped(false) && is_mapped(true);
+        self.namespaces.has(own, own.namespace, capability) && is_known
     }
 
-    /// Refuses a further namespace within the current process's where there is no room.
+    /// Whether the current process has a capability over a namespace. One that has changed its user
+    /// or group has none over those that it is not in.
+    pub(in crate::sentry) fn has_over_namespace(&self, over: u32, capability: u32) -> bool {
+        let own = self.credentials();
+        let is_first = self.namespaces.users.is_first(self.processes.current_id());
+        (own.namespace == over || is_first) && self.namespaces.has(own, over, capability)
+    }
+
+    /// Whether the current process may send signals to another.
+    pub(in crate::sentry) fn may_signal(&self, target: u32) -> bool {
+        let (users, own) = (&self.namespaces.users, self.processes.current_id());
+        own == target
+            || users.is_first(own) && users.is_first(target)
+            || users.of(own).may_signal(&users.of(target))
+            || self.has_over_namespace(self.namespaces.of(target).namespace, KILL)
+    }
+
+    /// Refuses a further namespace within the current process's where there is no room, and to a
+    /// process that has changed its user or group.
     pub(in crate::sentry) fn make_room_for_namespace(&mut self) -> Result<(), Errno> {
+        if !self.namespaces.users.is_first(self.processes.current_id()) {
+            return Err(Errno::PERM);
+        }
         self.namespaces.check_new(self.credentials().namespace)?;
         if !self.namespaces.has_room() {
             let used = self.described_namespaces().collect();
@@ -70,18 +132,56 @@ impl Kernel {
         files.flat_map(|file| [file.opener, file.setting.namespace()])
     }
 
+    /// The capabilities that processes in this namespace can have: those of user 0 in the first
+    /// one, if that is the guest's user.
+    pub(in crate::sentry) fn bounding_set(&self, namespace: u32) -> u64 {
+        let is_root = self.namespaces.users.owner[0] == 0;
+        // A process without any has the usual set, which gives nothing.
+        if namespace == INITIAL && is_root { ROOT_CAPABILITIES } else { ALL_CAPABILITIES }
+    }
+
+    /// The PID of a process, and its user, as in a signal that it sends.
+    pub(in crate::sentry) fn sender(&self, process: u32) -> [u32; 2] {
+        [process, self.namespaces.users.of(process).user[REAL]]
+    }
+
+    /// The current process has got other users or groups: its capabilities follow, as in Linux.
+    pub(in crate::sentry) fn change_ids(&mut self, new: ProcessIds) {
+        let (id, old) = (self.processes.current_id(), self.ids());
+        let mut own = self.credentials();
+        let has_root = |ids: &ProcessIds| ids.user[..=SAVED].contains(&0);
+        if has_root(&old) && !has_root(&new) && !own.keeps {
+            (own.permitted, own.effective) = (0, 0);
+        }
+        match [&old, &new].map(|ids| ids.user[EFFECTIVE] == 0) {
+            [true, false] => own.effective = 0,
+            [false, true] => own.effective = own.permitted,
+            _ => {}
+        }
+        self.namespaces.set(id, own);
+        self.namespaces.users.set(id, new);
+    }
+
     /// The current process runs another program. One that is no `root` in its namespace loses its
     /// capabilities; one that is has all of them, unless it may not gain any.
     pub(in crate::sentry) fn reset_capabilities(&mut self) {
         let id = self.processes.current_id();
-        let mut own = self.credentials();
+        let (mut own, mut ids) = (self.credentials(), self.ids());
         let gains = !self.processes.current.info.traits.unprivileged;
-        own.permitted = match self.user_id() == 0 {
+        let [[real, effective], _] = self.real_and_effective();
+        own.permitted = match real == 0 || effective == 0 {
+            true if gains && own.namespace == INITIAL => {
+                self.namespaces.first_credentials().permitted
+            }
             true if gains => ALL_CAPABILITIES,
             true => own.permitted,
             false => 0,
         };
-        (own.effective, own.keeps) = (own.permitted, false);
+        own.effective = if effective == 0 { own.permitted } else { 0 };
+        own.keeps = false;
+        ids.user[SAVED] = ids.user[EFFECTIVE];
+        ids.group[SAVED] = ids.group[EFFECTIVE];
         self.namespaces.set(id, own);
+        self.namespaces.users.set(id, ids);
     }
 }

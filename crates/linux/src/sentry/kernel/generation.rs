@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use afresh_sys::host::random_word;
 
 use crate::sentry::kernel::device::GenerationWatch;
-use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::signals::{KERNEL, SignalInfo};
 
 /// `si_code` of a descriptor that can be read: `POLL_IN`.
 const POLL_IN: i32 = 1;
@@ -70,7 +70,7 @@ impl GenerationWatch {
     /// The signal for descriptor `number`.
     fn info(&self, number: u32) -> SignalInfo {
         match self.signal {
-            0 => SignalInfo::new(libc::SIGIO as u8, libc::SI_KERNEL, 0, 0),
+            0 => SignalInfo::new(libc::SIGIO as u8, libc::SI_KERNEL, KERNEL, 0),
             signal => {
                 let band = libc::POLLIN | libc::POLLRDNORM;
                 SignalInfo::of_descriptor(signal, POLL_IN, band as u64, number)

@@ -11,5 +11,6 @@ pub(crate) const PID: u64 = 2;
 /// The guest's first process.
 pub(crate) const FIRST: u32 = PID as u32;
 
-/// Its user and group.
-pub(crate) const USER: u64 = 1000;
+/// The user and group of a guest, unless it was started as another user. States before version 16
+/// have no other.
+pub(crate) const DEFAULT_OWNER: [u32; 2] = [1000; 2];

@@ -40,6 +40,7 @@ use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::kernel::user_namespaces::UserNamespaces;
+use crate::sentry::kernel::users::Users;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::layout::locks::PackedLocks;
 use crate::sentry::mm::shared_segments::SharedSegments;
@@ -85,6 +86,9 @@ pub(crate) struct PackedAdditions {
     /// Added by version 13, and stored behind these.
     #[serde(skip)]
     pub(crate) tunables: ProcessTunables,
+    /// Added by version 16, and stored behind these.
+    #[serde(skip)]
+    pub(crate) users: Users,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -205,7 +209,8 @@ impl Kernel {
         let locks = locks.filter_map(|(id, layout)| Some((id, layout.packed_locks()?)));
         let (namespaces, locks) = (self.namespaces.clone(), locks.collect());
         let tunables = self.tunables.clone();
-        let additions = PackedAdditions { namespaces, locks, tunables };
+        let users = self.namespaces.users.clone();
+        let additions = PackedAdditions { namespaces, locks, tunables, users };
         Ok((packed, additions, files.to_bytes()))
     }
 
@@ -312,6 +317,8 @@ impl Kernel {
         let layouts = processes.layouts().chain([&packed.layout]);
         let shared = layouts.flat_map(Layout::shared);
         let shares = shared.map(|shared| shared.share.node).collect();
+        let mut namespaces = additions.namespaces;
+        namespaces.users = additions.users;
         let mut state = Self {
             layout: packed.layout,
             tree,
@@ -328,7 +335,7 @@ impl Kernel {
             semaphores: packed.semaphores,
             queues: packed.queues,
             named_queues: packed.named_queues,
-            namespaces: additions.namespaces,
+            namespaces,
             tunables: additions.tunables,
             names: packed.names,
             closed: Default::default(),

@@ -350,7 +350,7 @@ impl Kernel {
         let own = &mut self.processes.current.info;
         own.stopped = by;
         own.news = Some(by.map_or(ChildEvent::Continued, ChildEvent::Stopped));
-        let (id, parent) = (u64::from(own.id), own.parent);
+        let (id, parent) = (own.id, own.parent);
         if !self.processes.lives(parent) {
             return;
         }
@@ -358,9 +358,10 @@ impl Kernel {
             Some(signal) => (libc::CLD_STOPPED, signal),
             None => (libc::CLD_CONTINUED, libc::SIGCONT as u8),
         };
+        let sender = self.sender(id);
         self.with(parent, |state| {
             if !state.ignores_stops() {
-                state.send(None, SignalInfo::new(libc::SIGCHLD as u8, code, id, status.into()));
+                state.send(None, SignalInfo::new(libc::SIGCHLD as u8, code, sender, status.into()));
             }
         });
     }
@@ -465,6 +466,7 @@ impl Kernel {
         let (spent, groups) = (self.processes.spent_by(id), self.kept_groups());
         self.tree.release(self.processes.current.directory);
         self.leave_children(id, parent);
+        let child = self.sender(id);
         let heir = if self.processes.lives(parent) { parent } else { FIRST };
         self.switch_to(heir);
         self.processes.others.remove(&id);
@@ -490,8 +492,7 @@ impl Kernel {
         if !self.disowns() {
             self.processes.ended.insert(id, ExitedProcess { parent, group, status, spent });
         }
-        let (signal, child) = (libc::SIGCHLD as u8, u64::from(id));
-        self.send(None, SignalInfo::new(signal, code, child, reason as u64));
+        self.send(None, SignalInfo::new(libc::SIGCHLD as u8, code, child, reason as u64));
     }
 }
 

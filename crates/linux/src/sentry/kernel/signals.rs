@@ -10,6 +10,9 @@ use crate::sentry::abi::StructBuilder;
 /// Signals that are kept for a thread or for all of them.
 pub(in crate::sentry) const PENDING: usize = 128;
 
+/// The sender of signals that no process sends: PID and user.
+pub(crate) const KERNEL: [u32; 2] = [0; 2];
+
 /// From here on signals are queued each, not only noted.
 const REAL_TIME: u8 = 32;
 
@@ -30,14 +33,14 @@ pub(crate) struct SignalInfo {
 }
 
 impl SignalInfo {
-    pub(crate) fn new(signal: u8, code: i32, sender: u64, value: u64) -> Self {
-        let user = if sender == 0 { 0 } else { crate::sentry::USER as u32 };
+    /// A signal of a process with this user, or of the kernel ([`KERNEL`]).
+    pub(crate) fn new(signal: u8, code: i32, [sender, user]: [u32; 2], value: u64) -> Self {
         let bytes = StructBuilder::default()
             .int(u32::from(signal))
             .int(0)
             .int(code as u32)
             .int(0)
-            .int(sender as u32)
+            .int(sender)
             .int(user)
             .word(value);
         Self { signal, bytes: bytes.0.try_into().expect("it is as long") }
@@ -81,7 +84,7 @@ impl SignalInfo {
 
     /// A fault at an address.
     pub(in crate::sentry) fn of_address(signal: u8, code: i32, address: u64) -> Self {
-        let mut info = Self::new(signal, code, 0, 0);
+        let mut info = Self::new(signal, code, KERNEL, 0);
         info.bytes[16..24].copy_from_slice(&address.to_le_bytes());
         info
     }

@@ -65,9 +65,17 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// The state of a program that starts with these files.
-    pub(crate) fn with_files(&self, layout: Layout) -> Self {
-        Self::new(layout, self.tree.clone(), self.base.clone(), self.layers.to_vec())
+    /// The state of a program that starts with these files, and with the same user unless it has
+    /// another.
+    pub(crate) fn with_files(&self, layout: Layout, user: Option<[u32; 2]>) -> Self {
+        let user = user.unwrap_or(self.namespaces.users.owner);
+        Self::new(layout, self.tree.clone(), self.base.clone(), self.layers.to_vec()).owned_by(user)
+    }
+
+    /// The same with this user and group, before it runs.
+    pub(crate) fn owned_by(mut self, owner: [u32; 2]) -> Self {
+        self.namespaces = UserNamespaces::of_owner(owner);
+        self
     }
 
     /// The state of a program that starts in the root of `tree`, over `base` and `layers`.

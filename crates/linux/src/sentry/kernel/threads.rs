@@ -341,7 +341,7 @@ mod tests {
         two.add(second);
         assert!(two.check(next + 1).is_err());
         let mut signalled = threads;
-        let info = crate::sentry::kernel::signals::SignalInfo::new(70, 0, 0, 0);
+        let info = crate::sentry::kernel::signals::SignalInfo::new(70, 0, [0; 2], 0);
         assert!(signalled.current_mut().pending.add(info) && signalled.check(next).is_err());
     }
 

@@ -1,21 +1,22 @@
 //! User namespaces, and the credentials of processes in them.
 //!
-//! A guest has one user and one group. A namespace gives each at most one number: an unprivileged
+//! A guest begins with one user and one group. A namespace gives each at most one number: an unprivileged
 //! process can map no other, and numbers without a map are 65534 inside. A process that makes a
 //! namespace has all capabilities there. They give rights over files, once the owner of all files
 //! has numbers in the namespace. They give none over other resources of a guest, which belong to
 //! the first namespace.
 //!
-//! Promises: no process has a capability in the first namespace. Frozen namespaces are checked
-//! before use. May break it: a call that asks for a capability without saying in which namespace.
+//! Promises: in the first namespace only processes of a guest of user 0 have capabilities, and only
+//! those over its files, users and signals. Frozen namespaces are checked before use. May break it: a call that asks for
+//! a capability without saying in which namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::prctl_state::CAPABILITIES;
+use crate::sentry::kernel::users::Users;
 
 /// The namespace that a guest begins in.
 pub(in crate::sentry) const INITIAL: u32 = 0;
@@ -24,10 +25,18 @@ pub(in crate::sentry) const MAX_NAMESPACES: usize = 1024;
 const MAX_LEVEL: usize = 32;
 /// Every capability.
 pub(in crate::sentry) const ALL_CAPABILITIES: u64 = (1 << (CAPABILITIES + 1)) - 1;
+/// The capabilities of user 0 in the first namespace: `CAP_CHOWN`, `CAP_DAC_OVERRIDE`,
+/// `CAP_DAC_READ_SEARCH`, `CAP_FOWNER`, `CAP_FSETID`, `CAP_KILL`, `CAP_SETGID`, `CAP_SETUID` and
+/// `CAP_NET_BIND_SERVICE`. They are among those of root in a container.
+pub(in crate::sentry) const ROOT_CAPABILITIES: u64 = 0b1111_1111 | 1 << 10;
 /// The capability to give files to another user (`CAP_CHOWN`).
 pub(in crate::sentry) const CHOWN: u32 = 0;
 /// The capability to pass permission bits (`CAP_DAC_OVERRIDE`).
 pub(in crate::sentry) const DAC_OVERRIDE: u32 = 1;
+/// The capabilities to change files of others (`CAP_FOWNER`) and to send signals to others
+/// (`CAP_KILL`).
+pub(in crate::sentry) const FOWNER: u32 = 3;
+pub(in crate::sentry) const KILL: u32 = 5;
 /// The capability that most rights over a namespace take (`CAP_SYS_ADMIN`), and those to map users
 /// and groups.
 pub(in crate::sentry) const SYS_ADMIN: u32 = 21;
@@ -60,23 +69,35 @@ pub(in crate::sentry) struct Credentials {
 }
 
 impl Credentials {
+    /// Those of a process of this user that has entered no namespace.
+    fn first(user: u32) -> Self {
+        let permitted = if user == 0 { ROOT_CAPABILITIES } else { 0 };
+        Self { effective: permitted, permitted, ..Self::default() }
+    }
+
     /// Those of a process that enters a namespace.
     pub(in crate::sentry) fn within(namespace: u32) -> Self {
         let (effective, permitted) = (ALL_CAPABILITIES, ALL_CAPABILITIES);
         Self { namespace, effective, permitted, inheritable: 0, keeps: false }
     }
 
-    fn is_sound(&self) -> bool {
+    /// Whether a process of a guest of this user can have them.
+    fn is_sound(&self, user: u32) -> bool {
         let held = self.effective | self.permitted | self.inheritable;
-        let first = self.namespace == INITIAL;
-        held & !(if first { 0 } else { ALL_CAPABILITIES }) == 0
-            && self.effective & !self.permitted == 0
+        let allowed = match self.namespace {
+            INITIAL => Self::first(user).permitted,
+            _ => ALL_CAPABILITIES,
+        };
+        held & !allowed == 0 && self.effective & !self.permitted == 0
     }
 }
 
 /// The user namespaces of a guest, and the credentials of its processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UserNamespaces {
+    /// The users in the first namespace. Version 16 of the state stores them behind the rest.
+    #[serde(skip)]
+    pub(in crate::sentry) users: Users,
     all: BTreeMap<u32, UserNamespace>,
     /// Processes with credentials other than the first process's.
     members: BTreeMap<u32, Credentials>,
@@ -85,6 +106,16 @@ pub(crate) struct UserNamespaces {
 }
 
 impl UserNamespaces {
+    /// Those of a guest with this user and group.
+    pub(crate) fn of_owner(owner: [u32; 2]) -> Self {
+        Self { users: Users::of_owner(owner), ..Self::default() }
+    }
+
+    /// The credentials of a process that has changed none.
+    pub(in crate::sentry) fn first_credentials(&self) -> Credentials {
+        Credentials::first(self.users.owner[0])
+    }
+
     pub(in crate::sentry) fn get(&self, id: u32) -> Option<&UserNamespace> {
         self.all.get(&id)
     }
@@ -95,12 +126,12 @@ impl UserNamespaces {
 
     /// The credentials of a process.
     pub(in crate::sentry) fn of(&self, process: u32) -> Credentials {
-        self.members.get(&process).copied().unwrap_or_default()
+        self.members.get(&process).copied().unwrap_or_else(|| self.first_credentials())
     }
 
     pub(in crate::sentry) fn set(&mut self, process: u32, credentials: Credentials) {
         self.members.remove(&process);
-        if credentials != Credentials::default() {
+        if credentials != self.first_credentials() {
             self.members.insert(process, credentials);
         }
     }
@@ -108,11 +139,13 @@ impl UserNamespaces {
     /// Gives a child the credentials of its parent.
     pub(in crate::sentry) fn fork(&mut self, parent: u32, child: u32) {
         self.set(child, self.of(parent));
+        self.users.fork(parent, child);
     }
 
     /// Drops the credentials of a process that has ended.
     pub(in crate::sentry) fn leave(&mut self, process: u32) {
         self.members.remove(&process);
+        self.users.leave(process);
     }
 
     /// A namespace and those around it, without the first.
@@ -126,7 +159,7 @@ impl UserNamespaces {
         match self.get(id) {
             Some(namespace) if group => namespace.group,
             Some(namespace) => namespace.user,
-            None => Some(USER as u32),
+            None => Some(self.users.owner[usize::from(group)]),
         }
     }
 
@@ -194,10 +227,10 @@ impl UserNamespaces {
                 .all
                 .keys()
                 .all(|id| self.ancestry(*id).take(MAX_LEVEL + 2).count() <= MAX_LEVEL + 1)
-            && self
-                .members
-                .iter()
-                .all(|(process, own)| lives(*process) && known(own.namespace) && own.is_sound())
+            && self.members.iter().all(|(process, own)| {
+                lives(*process) && known(own.namespace) && own.is_sound(self.users.owner[0])
+            })
+            && self.users.is_sound(&lives)
             && used.all(known)
     }
 }

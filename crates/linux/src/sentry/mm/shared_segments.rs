@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::abi::StructBuilder;
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::mm::layout::{MAX_RESERVED, PAGE};
 
 /// Segments that there may be.
@@ -93,9 +92,9 @@ impl SharedSegments {
 
 impl SharedSegment {
     /// The state of a segment (`struct shmid_ds`).
-    fn encode_state(&self, attached: u64) -> Vec<u8> {
-        let user = USER as u32;
-        let owners = StructBuilder::default().int(self.key).int(user).int(user).int(user).int(user);
+    fn encode_state(&self, [user, group]: [u32; 2], attached: u64) -> Vec<u8> {
+        let owners = StructBuilder::default().int(self.key);
+        let owners = owners.int(user).int(group).int(user).int(group);
         let mode = self.mode | if self.removed { REMOVED } else { 0 };
         let mut reply = owners.int(mode).word(0).word(0).word(0).word(self.size);
         for time in self.times {

@@ -107,7 +107,7 @@ fn first_request(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// The answers to a request, each a datagram.
-fn answers(request: &[u8], port: u32) -> Vec<Vec<u8>> {
+fn answers(request: &[u8], port: u32, user: u32) -> Vec<Vec<u8>> {
     let (head, body) = request.split_at(HEADER);
     let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| head[at + n]));
     let (kind, flags) = (int(4) as u16, (int(4) >> 16) as i32);
@@ -138,7 +138,7 @@ fn answers(request: &[u8], port: u32) -> Vec<Vec<u8>> {
         libc::RTM_GETROUTE if dumps => {
             list(libc::RTM_NEWROUTE, families.flat_map(routes).collect());
         }
-        libc::RTM_GETROUTE => match route_to(family, body) {
+        libc::RTM_GETROUTE => match route_to(family, body, user) {
             Ok(route) => list(libc::RTM_NEWROUTE, vec![route]),
             Err(refused) => error = Some(refused),
         },
@@ -206,9 +206,10 @@ impl Sentry {
         if bytes.len() > size.saturating_sub(BUFFER_HEAD) {
             return Err(Errno::MSGSIZE.into());
         }
+        let [user, _] = self.state.namespaces.users.owner;
         let mut rest = bytes;
         while let Some((request, next)) = first_request(rest) {
-            for answer in answers(request, port) {
+            for answer in answers(request, port, user) {
                 let channel = self.change().channels.get_mut(inbox).ok_or(Errno::IO)?;
                 if !channel.takes(answer.len()) {
                     return Err(Errno::NOBUFS.into());
@@ -286,14 +287,14 @@ mod tests {
     #[test]
     fn requests_are_answered_whatever_their_bytes() {
         let request = |kind: u16, flags: i32| message(kind, flags | 1, (7, 0), &[0; 4]);
-        let links = answers(&request(libc::RTM_GETLINK, libc::NLM_F_DUMP), 9);
+        let links = answers(&request(libc::RTM_GETLINK, libc::NLM_F_DUMP), 9, 1000);
         assert_eq!(links.len(), 1);
         let name = links[0].windows(3).any(|bytes| bytes == NAME);
         assert!(name && links[0][8..12] == 7u32.to_le_bytes() && links[0][12..16] == [9, 0, 0, 0]);
         let all = |mut bytes: &[u8]| {
             let mut all = Vec::new();
             while let Some((request, next)) = first_request(bytes) {
-                all.extend(answers(request, 9));
+                all.extend(answers(request, 9, 1000));
                 bytes = next;
             }
             all

@@ -3,7 +3,6 @@
 
 use rustix::io::Errno;
 
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::net::netlink_message::{attribute, number, value_of};
 
 /// Number of the interface.
@@ -77,8 +76,12 @@ pub(in crate::sentry) fn routes(family: i32) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The route to the address in a request of this family.
-pub(in crate::sentry) fn route_to(family: i32, request: &[u8]) -> Result<Vec<u8>, Errno> {
+/// The route to the address in a request of this family, for a user.
+pub(in crate::sentry) fn route_to(
+    family: i32,
+    request: &[u8],
+    user: u32,
+) -> Result<Vec<u8>, Errno> {
     // Other families have no lookup.
     if ![libc::AF_INET, libc::AF_INET6].contains(&family) {
         return Err(Errno::OPNOTSUPP);
@@ -91,7 +94,7 @@ pub(in crate::sentry) fn route_to(family: i32, request: &[u8]) -> Result<Vec<u8>
             let last = [
                 number(libc::RTA_OIF, INDEX),
                 attribute(libc::RTA_PREFSRC, &LOOPBACK),
-                number(RTA_UID, USER as u32),
+                number(RTA_UID, user),
                 attribute(libc::RTA_CACHEINFO, &[0; CACHE_INFO]),
             ];
             let (kind, flags) = match to == BROADCAST {

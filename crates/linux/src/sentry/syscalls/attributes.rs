@@ -10,10 +10,11 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::permissions::WRITE;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::identity::USER;
+use crate::sentry::kernel::identity::DEFAULT_OWNER;
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::user_namespaces::{CHOWN, INITIAL};
+use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::mm::user_memory::{copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallResult, ZERO};
@@ -94,6 +95,11 @@ impl Sentry {
         } else {
             self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
         };
+        // Without times, the right to write the file is enough.
+        let may_touch = list == 0 && self.state.may(node, WRITE).is_ok();
+        if !may_touch && let Err(error) = self.state.check_ownership(node) {
+            return Err(if list == 0 { Errno::ACCESS } else { error }.into());
+        }
         if accessed.is_some() || modified.is_some() {
             self.change().tree.set_times(
                 node,
@@ -149,28 +155,67 @@ impl Sentry {
         self.set_times(process, at, path, (times, TimeFormat::Micro), 0)
     }
 
-    /// All files belong to the guest's only user, who cannot give them away.
-    ///
-    /// `root` in a user namespace may give a file to `USER`, as where Linux maps that number to a
-    /// second user. The call succeeds without an effect.
-    fn give(&self, user: u64, group: u64) -> SyscallResult {
-        let own = self.state.owner();
-        let has_second = own[0] == 0 && self.state.has_over_files(CHOWN);
-        let stays = |(id, own): (u64, u32)| {
-            let id = id as u32;
-            id == u32::MAX || id == own || has_second && u64::from(id) == USER
-        };
-        let stay = [user, group].into_iter().zip(own).all(stays);
-        match self.state.credentials().namespace {
-            _ if stay => Ok(ZERO),
-            INITIAL => Err(Errno::PERM.into()),
-            // Another number has no user there.
-            _ => Err(Errno::INVAL.into()),
+    /// The owner that a file gets, or a refusal. Without `CAP_CHOWN` a user gives files to its own
+    /// groups alone.
+    fn new_owner(
+        &self,
+        recorded: Option<[u32; 2]>,
+        [user, group]: [u32; 2],
+    ) -> Result<[u32; 2], Errno> {
+        let old = self.state.owner_of(recorded);
+        let pick = |id: u32, old: u32| if id == u32::MAX { old } else { id };
+        let new = [pick(user, old[0]), pick(group, old[1])];
+        if new == old || self.state.has_over(recorded, CHOWN) {
+            return Ok(new);
         }
+        let ids = self.state.ids();
+        let is_own = ids.user[FOR_FILES] == old[0] && new[0] == old[0];
+        if is_own && ids.is_in_group(new[1]) { Ok(new) } else { Err(Errno::PERM) }
     }
 
-    /// `fchownat(2)`: a file keeps its owner: other IDs are `EPERM`, and `EINVAL` in a user
-    /// namespace. `root` there may name the second user of the guest, which changes nothing.
+    /// Whether a user namespace allows these IDs: no file has another owner there. `root` may name
+    /// the usual user of guests, as where Linux maps that number to a second user. The call
+    /// succeeds without an effect.
+    fn check_namespace_owner(&self, ids: [u32; 2]) -> Result<(), Errno> {
+        let own = self.state.seen_owner(None);
+        let has_second = own[0] == 0 && self.state.has_over(None, CHOWN);
+        let stays = |(id, (own, usual)): (u32, (u32, u32))| {
+            id == u32::MAX || id == own || has_second && id == usual
+        };
+        let all = ids.into_iter().zip(own.into_iter().zip(DEFAULT_OWNER));
+        if all.into_iter().all(stays) { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    /// Gives an object to a user and a group. Only files record them.
+    fn give(&mut self, node: Option<Node>, ids: (u64, u64)) -> SyscallResult {
+        let ids = [ids.0 as u32, ids.1 as u32];
+        if self.state.credentials().namespace != INITIAL {
+            self.check_namespace_owner(ids)?;
+        } else {
+            let stat = node.map(|node| self.state.tree.stat(node)).transpose()?;
+            let recorded = stat.and_then(|stat| stat.owner);
+            let new = self.new_owner(recorded, ids)?;
+            if let (Some(node), Some(stat)) = (node, stat)
+                && new != self.state.owner_of(recorded)
+            {
+                let now = crate::sentry::kernel::time::now();
+                let owner = (new != self.state.owner_of(None)).then_some(new);
+                self.change().tree.set_owner(node, owner, now)?;
+                // As on Linux, also for `root`.
+                let drops = libc::S_ISUID | if stat.mode & 0o10 == 0 { 0 } else { libc::S_ISGID };
+                if stat.kind == Kind::File && stat.mode & drops != 0 {
+                    self.change().set_mode(node, stat.mode & !drops)?;
+                }
+            }
+        }
+        if let Some(node) = node {
+            self.change().notify_file(node, libc::IN_ATTRIB);
+        }
+        Ok(ZERO)
+    }
+
+    /// `fchownat(2)`: in a user namespace a file keeps its owner, and other IDs are `EINVAL`. `root`
+    /// there may name the usual user of guests, which changes nothing.
     pub(in crate::sentry) fn sys_fchownat(
         &mut self,
         process: &Process,
@@ -184,15 +229,12 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let node = match flags & libc::AT_EMPTY_PATH != 0 && path_in(process, path)?.is_empty() {
-            true => match self.described_file(at)? {
-                Some(node) => node,
-                None => return self.give(owner.0, owner.1),
-            },
-            false => self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
+            true => self.described_file(at)?,
+            false => {
+                Some(self.follow(process, at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?)
+            }
         };
-        let given = self.give(owner.0, owner.1)?;
-        self.change().notify_file(node, libc::IN_ATTRIB);
-        Ok(given)
+        self.give(node, owner)
     }
 
     /// `chown(2)`: as `fchownat` from the current directory.
@@ -242,7 +284,8 @@ impl Sentry {
         if self.state.table.get(descriptor)?.flags & libc::O_PATH as u32 != 0 {
             return Err(Errno::BADF.into());
         }
-        self.give(user, group)
+        let node = self.described_file(descriptor)?;
+        self.give(node, (user, group))
     }
 
     /// `linkat(2)`: an empty path is `ENOENT`, with `AT_EMPTY_PATH` as well.
@@ -383,7 +426,7 @@ impl Sentry {
     /// The error for a file that would be too large, which comes with a signal.
     pub(in crate::sentry) fn too_large(&mut self) -> Errno {
         let id = self.state.current().threads.current_id();
-        let own = u64::from(self.state.processes.current_id());
+        let own = self.state.sender(self.state.processes.current_id());
         self.change().send(Some(id), SignalInfo::new(libc::SIGXFSZ as u8, 0, own, 0));
         Errno::FBIG
     }

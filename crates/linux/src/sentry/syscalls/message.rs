@@ -264,9 +264,9 @@ impl Sentry {
         if !socket.is_local() || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
             return Ok(None);
         }
-        let (user, group) = match sender {
-            Some(_) => (self.state.user_id(), self.state.group_id()),
-            None => (OVERFLOW_ID, OVERFLOW_ID),
+        let [user, group] = match sender {
+            Some(sender) => self.state.seen_user(sender),
+            None => [OVERFLOW_ID; 2],
         };
         let credentials = StructBuilder::default().int(sender.unwrap_or(0)).int(user).int(group);
         Ok(Some(credentials.0))
@@ -453,11 +453,11 @@ impl Sentry {
         for number in &given.rights {
             self.state.table.get(*number)?;
         }
-        let (user, group) = (self.state.user_id(), self.state.group_id());
-        if given
-            .credentials
-            .is_some_and(|named| named != [self.state.processes.current_id(), user, group])
-        {
+        let own = self.state.processes.current_id();
+        let ids = self.state.seen_ids(own);
+        if given.credentials.is_some_and(|[process, user, group]| {
+            process != own || !ids.user.contains(&user) || !ids.group.contains(&group)
+        }) {
             // Others may be named with privileges alone.
             return Err(Errno::PERM.into());
         }

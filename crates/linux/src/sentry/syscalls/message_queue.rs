@@ -156,7 +156,8 @@ impl Sentry {
                     check_mode(queue.mode, 4)?;
                 }
                 let (bytes, count) = queue.held_size();
-                let mut reply = permissions(queue.key, queue.mode);
+                let mut reply =
+                    permissions(queue.key, self.state.namespaces.users.owner, queue.mode);
                 for time in queue.times {
                     reply = reply.word(time as u64);
                 }

@@ -103,7 +103,7 @@ impl Sentry {
         if own.namespace == namespace || self.state.current().threads.len() > 1 {
             return Err(Errno::INVAL.into());
         }
-        if !self.state.namespaces.has(own, namespace, SYS_ADMIN) {
+        if !self.state.has_over_namespace(namespace, SYS_ADMIN) {
             return Err(Errno::PERM.into());
         }
         self.change().enter_namespace(namespace);

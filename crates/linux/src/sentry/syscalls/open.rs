@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::fs::devices::is_special;
-use crate::sentry::fs::permissions::access_of;
+use crate::sentry::fs::permissions::{FilePermissions, access_of};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
@@ -92,6 +92,7 @@ impl Sentry {
             let inherited = self.state.inheritance(directory, mode, false)?;
             let state = self.change();
             let node = state.tree.create_unnamed(inherited.mode, now)?;
+            state.own_new(node)?;
             let open = state
                 .set_inherited(node, &inherited)
                 .and_then(|()| Ok(state.tree.open(node, access)?));
@@ -116,7 +117,7 @@ impl Sentry {
         };
         let stat = self.state.tree.stat(node)?;
         if place.found.is_some() && stat.kind != Kind::Link {
-            self.may_open(stat.mode, access, flags)?;
+            self.may_open(FilePermissions::of(&stat), access, flags)?;
         }
         match stat.kind {
             Kind::Link if !only_named => return Err(Errno::LOOP.into()),

@@ -341,6 +341,7 @@ impl Sentry {
         let node = self.follow(process, at, path, true)?;
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
+        self.state.check_ownership(node)?;
         self.change().set_mode(node, mode as u32)?;
         self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)
@@ -371,6 +372,7 @@ impl Sentry {
         };
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
+        self.state.check_ownership(node)?;
         self.change().set_mode(node, mode as u32)?;
         self.change().notify_file(node, libc::IN_ATTRIB);
         Ok(ZERO)

@@ -63,9 +63,12 @@ impl Sentry {
     fn may_trace(&self, peer: u32) -> Result<(), Errno> {
         let namespaces = &self.state.namespaces;
         let (own, other) = (self.state.credentials(), namespaces.of(peer));
-        let equal = own.namespace == other.namespace && other.permitted & !own.permitted == 0;
+        let users = &namespaces.users;
+        let equal = own.namespace == other.namespace
+            && other.permitted & !own.permitted == 0
+            && users.of(self.state.processes.current_id()).user == users.of(peer).user;
         let hidden = self.state.processes.info(peer).is_some_and(|info| info.traits.undumpable);
-        let traces = namespaces.has(own, other.namespace, SYS_PTRACE);
+        let traces = self.state.has_over_namespace(other.namespace, SYS_PTRACE);
         if traces || equal && !hidden { Ok(()) } else { Err(Errno::PERM) }
     }
 }

@@ -67,9 +67,10 @@ impl Sentry {
         if !self.state.processes.lives(id) && !self.state.processes.is_ended(id) {
             return Err(Errno::SRCH.into());
         }
+        let sender = self.state.sender(own);
         self.post(id, None, number, |signal| match given {
             Some(given) => SignalInfo::from_guest(signal, &given),
-            None => SignalInfo::new(signal, 0, own.into(), 0),
+            None => SignalInfo::new(signal, 0, sender, 0),
         })
     }
 }

@@ -485,7 +485,7 @@ impl Sentry {
     pub(in crate::sentry) fn broken_pipe(&mut self, quiet: bool) -> SyscallResult {
         if !quiet {
             let id = self.state.current().threads.current_id();
-            let own = u64::from(self.state.processes.current_id());
+            let own = self.state.sender(self.state.processes.current_id());
             self.change().send(Some(id), SignalInfo::new(libc::SIGPIPE as u8, 0, own, 0));
         }
         Err(Errno::PIPE.into())

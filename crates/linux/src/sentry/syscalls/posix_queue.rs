@@ -165,8 +165,8 @@ impl Sentry {
 
     fn notify_arrival(&mut self, request: ArrivalRequest) {
         let Some(signal) = request.signal else { return };
-        let own = self.state.processes.current_id();
-        let info = SignalInfo::new(signal, OF_QUEUE, own.into(), request.value);
+        let own = self.state.sender(self.state.processes.current_id());
+        let info = SignalInfo::new(signal, OF_QUEUE, own, request.value);
         if self.state.processes.lives(request.process) {
             self.change().with(request.process, |state| state.send(None, info));
         }

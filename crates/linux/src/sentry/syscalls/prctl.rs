@@ -1,4 +1,4 @@
-//! `prctl`, and system calls on users and capabilities. A guest has one user without privileges.
+//! `prctl`, and system calls on users and capabilities.
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
@@ -74,9 +74,10 @@ impl Sentry {
                 let at = self.state.current().threads.current().cleared;
                 copy_out(process, value, &at.to_le_bytes())?;
             }
-            // As for a process without privileges: the bounding set is full, and no capability is
-            // held.
-            libc::PR_CAPBSET_READ if value <= CAPABILITIES => return answer(1),
+            libc::PR_CAPBSET_READ if value <= CAPABILITIES => {
+                let bounding = self.state.bounding_set(self.state.credentials().namespace);
+                return answer(bounding >> value & 1);
+            }
             libc::PR_CAPBSET_DROP | libc::PR_SET_SECUREBITS | libc::PR_SET_MM => {
                 return Err(Errno::PERM.into());
             }
@@ -123,7 +124,7 @@ impl Kernel {
                 info.parent = parent;
             }
             if let Some(signal) = signal {
-                let info = SignalInfo::new(signal, 0, id.into(), 0);
+                let info = SignalInfo::new(signal, 0, self.sender(id), 0);
                 self.with(child, |state| state.send(None, info));
             }
         }

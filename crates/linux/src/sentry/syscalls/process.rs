@@ -290,7 +290,7 @@ impl Sentry {
                 .int(code as u32)
                 .int(0)
                 .int(id)
-                .int(self.state.user_id())
+                .int(self.state.seen_user(id)[0])
                 .int(status as u32)
                 .zeros(100);
             copy_out(process, infop, &bytes.0)?;

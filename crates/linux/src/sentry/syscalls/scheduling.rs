@@ -62,7 +62,7 @@ impl Sentry {
         let found = match which {
             PROCESS => vec![self.scheduled(who.into())?],
             GROUP => self.state.processes.group(if who == 0 { own.group } else { who }),
-            OF_USER if who == 0 || u64::from(who) == crate::sentry::USER => {
+            OF_USER if who == 0 || who == self.state.namespaces.users.owner[0] => {
                 self.state.processes.infos().map(|info| info.id).collect()
             }
             OF_USER => Vec::new(),

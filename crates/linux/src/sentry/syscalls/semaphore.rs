@@ -5,7 +5,6 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
-use crate::sentry::kernel::identity::USER;
 use crate::sentry::kernel::semaphores::{
     MAX_IN_SET, MAX_OPERATIONS, MAX_VALUE, Refusal, Semaphore, SemaphoreOperation, SemaphoreSet,
 };
@@ -41,9 +40,12 @@ pub(in crate::sentry) fn asked_rights(flags: u64) -> u32 {
 }
 
 /// The first fields of a structure (`struct ipc64_perm`).
-pub(in crate::sentry) fn permissions(key: u32, mode: u32) -> StructBuilder {
-    let user = USER as u32;
-    let owners = StructBuilder::default().int(key).int(user).int(user).int(user).int(user);
+pub(in crate::sentry) fn permissions(
+    key: u32,
+    [user, group]: [u32; 2],
+    mode: u32,
+) -> StructBuilder {
+    let owners = StructBuilder::default().int(key).int(user).int(group).int(user).int(group);
     owners.int(mode).word(0).word(0).word(0)
 }
 
@@ -183,7 +185,11 @@ impl Sentry {
             // A number is an index as well.
             libc::IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
                 let [used, changed] = set.times.map(|time| time as u64);
-                let reply = permissions(set.key, set.mode).word(used).word(0).word(changed).word(0);
+                let reply = permissions(set.key, self.state.namespaces.users.owner, set.mode)
+                    .word(used)
+                    .word(0)
+                    .word(changed)
+                    .word(0);
                 copy_out(process, argument, &reply.word(count as u64).word(0).word(0).0)?;
                 if command == libc::IPC_STAT { 0 } else { id }
             }

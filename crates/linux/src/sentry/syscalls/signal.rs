@@ -35,7 +35,14 @@ impl Sentry {
         if number > 64 {
             return Err(Errno::INVAL.into());
         }
-        let info = |signal| SignalInfo::new(signal, 0, own.into(), 0);
+        let sender = self.state.sender(own);
+        let info = |signal| SignalInfo::new(signal, 0, sender, 0);
+        let all = targets.len();
+        let targets: Vec<_> =
+            targets.into_iter().filter(|target| self.state.may_signal(*target)).collect();
+        if targets.is_empty() && all > 0 && target as i32 != -1 {
+            return Err(Errno::PERM.into());
+        }
         for target in targets.into_iter().filter(|_| number != 0) {
             if self.state.processes.lives(target) {
                 self.change().with(target, |state| state.send(None, info(number as u8)));
@@ -54,7 +61,7 @@ impl Sentry {
         if id as i32 <= 0 || process.is_some_and(|process| process as i32 <= 0) {
             return Err(Errno::INVAL.into());
         }
-        let own = u64::from(self.state.processes.current_id());
+        let own = self.state.sender(self.state.processes.current_id());
         let thread = id as u32;
         let home = self.home_of(process.map(|process| process as u32), thread)?;
         self.post(home, Some(thread), number, |signal| SignalInfo::new(signal, TO_THREAD, own, 0))
@@ -144,6 +151,9 @@ impl Sentry {
         info: impl FnOnce(u8) -> SignalInfo,
     ) -> SyscallResult {
         let lives = self.state.processes.lives(id);
+        if !self.state.may_signal(id) {
+            return Err(Errno::PERM.into());
+        }
         match number {
             1..=64 if lives => {
                 let info = info(number as u8);

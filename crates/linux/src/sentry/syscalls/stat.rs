@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::{self, FileStatus};
+use crate::sentry::fs::permissions::FilePermissions;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
@@ -44,7 +45,7 @@ impl Sentry {
     ) -> SyscallResult {
         let id = self.state.table.id(descriptor)?;
         let attributes = self.attributes_of(id, self.state.table.get(descriptor)?)?;
-        copy_out(process, to, &abi::stat(&attributes, self.state.owner()))?;
+        copy_out(process, to, &abi::stat(&attributes, self.state.seen_owner(attributes.owner)))?;
         Ok(ZERO)
     }
 
@@ -99,7 +100,7 @@ impl Sentry {
         flags: u64,
     ) -> SyscallResult {
         let attributes = self.attributes_at(process, at, path, flags)?;
-        copy_out(process, to, &abi::stat(&attributes, self.state.owner()))?;
+        copy_out(process, to, &abi::stat(&attributes, self.state.seen_owner(attributes.owner)))?;
         Ok(ZERO)
     }
 
@@ -146,7 +147,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
-        copy_out(process, to, &abi::statx(&attributes, self.state.owner()))?;
+        copy_out(process, to, &abi::statx(&attributes, self.state.seen_owner(attributes.owner)))?;
         Ok(ZERO)
     }
 
@@ -171,8 +172,8 @@ impl Sentry {
         self.sys_faccessat2(process, at, path, mode, 0)
     }
 
-    /// `faccessat2(2)`: the guest owns every file, so that only the bits of the owner count.
-    /// Unknown flags are ignored.
+    /// `faccessat2(2)`: the user and group for files count, not the real ones. Unknown flags are
+    /// ignored.
     pub(in crate::sentry) fn sys_faccessat2(
         &mut self,
         process: &Process,
@@ -186,7 +187,8 @@ impl Sentry {
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
         let is_directory = attributes.mode & libc::S_IFMT == libc::S_IFDIR;
-        let may = self.state.permits(attributes.mode, is_directory, mode as u32);
+        let file = FilePermissions { mode: attributes.mode, owner: attributes.owner };
+        let may = self.state.permits(file, is_directory, mode as u32);
         if may { Ok(ZERO) } else { Err(Errno::ACCESS.into()) }
     }
 }

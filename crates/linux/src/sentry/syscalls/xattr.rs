@@ -102,7 +102,11 @@ impl Sentry {
         }
         match kind {
             Namespace::Unknown => Err(Errno::OPNOTSUPP.into()),
-            _ => Ok(node),
+            Namespace::User => Ok(node),
+            _ => {
+                self.state.check_ownership(node)?;
+                Ok(node)
+            }
         }
     }
 

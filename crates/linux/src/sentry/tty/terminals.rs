@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT};
-use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::signals::{KERNEL, SignalInfo};
 use crate::sentry::kernel::state::Kernel;
 
 /// Terminals that a guest may have.
@@ -265,7 +265,7 @@ impl Kernel {
             return;
         }
         for id in self.processes.group(group) {
-            let info = SignalInfo::new(signal as u8, FROM_KERNEL, 0, 0);
+            let info = SignalInfo::new(signal as u8, FROM_KERNEL, KERNEL, 0);
             self.with(id, |state| state.send(None, info));
         }
     }
@@ -285,7 +285,7 @@ impl Kernel {
         self.hang_up_terminal(id);
         if let Some(leader) = leader.filter(|leader| self.processes.lives(*leader)) {
             for signal in [libc::SIGHUP, libc::SIGCONT] {
-                let info = SignalInfo::new(signal as u8, 0x80, 0, 0);
+                let info = SignalInfo::new(signal as u8, 0x80, KERNEL, 0);
                 self.with(leader, |state| state.send(None, info));
             }
         }

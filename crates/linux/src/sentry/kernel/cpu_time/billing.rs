@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::{CpuTimeOwner, SECOND};
-use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::signals::{KERNEL, SignalInfo};
 use crate::sentry::kernel::state::Kernel;
 
 /// The signal of a timer is the kernel's.
@@ -99,7 +99,7 @@ impl Kernel {
     pub(in crate::sentry) fn ring_processor(&mut self) {
         let spent = self.processes.current.info.spent;
         for signal in self.processes.current.timers.run_processor(spent) {
-            self.send(None, SignalInfo::new(signal, FROM_KERNEL, 0, 0));
+            self.send(None, SignalInfo::new(signal, FROM_KERNEL, KERNEL, 0));
         }
         let clocks: Vec<u64> =
             self.processes.current.timers.processor_bells().map(|(clock, _)| clock).collect();
@@ -110,11 +110,11 @@ impl Kernel {
         }
         let Some((soft, hard)) = self.processes.current.info.limits.seconds() else { return };
         if spent >= hard.saturating_mul(SECOND) {
-            self.send(None, SignalInfo::new(libc::SIGKILL as u8, FROM_KERNEL, 0, 0));
+            self.send(None, SignalInfo::new(libc::SIGKILL as u8, FROM_KERNEL, KERNEL, 0));
         } else if spent >= soft.saturating_mul(SECOND) {
             // Once more with every second, as in Linux.
             self.processes.current.info.limits.set_seconds(spent / SECOND + 1, hard);
-            self.send(None, SignalInfo::new(libc::SIGXCPU as u8, FROM_KERNEL, 0, 0));
+            self.send(None, SignalInfo::new(libc::SIGXCPU as u8, FROM_KERNEL, KERNEL, 0));
         }
     }
 }

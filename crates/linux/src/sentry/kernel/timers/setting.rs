@@ -1,7 +1,7 @@
 //! Timers that are set, and those that are due.
 
 use super::MAX_OVERRUN;
-use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::signals::{KERNEL, SignalInfo};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::MonotonicTime;
 
@@ -14,7 +14,7 @@ impl Kernel {
             let missed = (now - at).checked_div(interval).map_or(0, |whole| whole + 1);
             let next = at.saturating_add(missed.saturating_mul(interval));
             self.processes.current.timers.alarm = (interval > 0).then_some((next, interval));
-            self.send(None, SignalInfo::new(libc::SIGALRM as u8, 0x80, 0, 0));
+            self.send(None, SignalInfo::new(libc::SIGALRM as u8, 0x80, KERNEL, 0));
         }
         self.ring_bells(now, None);
     }

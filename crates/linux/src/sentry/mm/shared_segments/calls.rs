@@ -183,7 +183,10 @@ impl Sentry {
         match command as i32 {
             // A number is an index as well.
             command @ (libc::IPC_STAT | SHM_STAT | SHM_STAT_ANY) => {
-                let reply = segment.encode_state(self.state.attached(segment.node));
+                let reply = segment.encode_state(
+                    self.state.namespaces.users.owner,
+                    self.state.attached(segment.node),
+                );
                 copy_out(process, at, &reply)?;
                 if command != libc::IPC_STAT {
                     return Ok(SyscallControl::Value(id as u32 as u64));

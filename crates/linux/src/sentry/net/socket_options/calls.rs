@@ -157,9 +157,9 @@ impl Sentry {
             (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
                 // The peer of an IP connection is unknown.
                 let mate = if socket.own.is_internet() { 0 } else { socket.mate };
-                let (user, group) = match mate {
-                    0 => (u32::MAX, u32::MAX),
-                    _ => (self.state.user_id(), self.state.group_id()),
+                let [user, group] = match mate {
+                    0 => [u32::MAX; 2],
+                    _ => self.state.seen_user(mate),
                 };
                 StructBuilder::default().int(mate).int(user).int(group).0
             }
