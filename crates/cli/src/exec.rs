@@ -17,7 +17,7 @@ use afresh::{CallCost, Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
 use anyhow::{Context, anyhow};
 use clap::Args;
-use rustix::process::getpgrp;
+use rustix::process::{getegid, geteuid, getpgrp};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
 use crate::guest::variable;
@@ -27,11 +27,10 @@ use crate::linux::Shape;
 use crate::net::NetArguments;
 use crate::{Settings, snapshot, write_back};
 
-/// Variables that the program has unless `--env` sets them.
-const ENVIRONMENT: [(&str, &str); 2] = [
-    ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
-    ("HOME", "/home/user"),
-];
+/// The search path of the program, unless `--env` sets it.
+const SEARCH_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+/// The home directories of user 0 and of others.
+const HOMES: [&str; 2] = ["/root", "/home/user"];
 /// Signals that are passed on.
 const PASSED: [i32; 8] = [1, 2, 3, 10, 12, 15, 18, SIGWINCH];
 const SIGWINCH: i32 = 28;
@@ -79,6 +78,13 @@ pub(crate) struct Arguments {
     /// The soft and the hard limit, as those of `ulimit`. May be repeated.
     #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = ulimit)]
     ulimit: Vec<(Resource, u64, u64)>,
+    /// User and group of the program, as numbers [default: those of this command, or those of a
+    /// saved state].
+    ///
+    /// All granted files belong to them. User 0 passes permission bits, gives files to others and
+    /// changes to other users, in the guest alone. A UID alone is the GID as well.
+    #[arg(long, value_name = "UID[:GID]", value_parser = user)]
+    user: Option<[u32; 2]>,
     /// Save the state in which the program ends or stops: PLACE[@NAME].
     ///
     /// The program stops when it has read all of its standard input and waits for more. A server
@@ -183,12 +189,22 @@ impl Arguments {
             }
             (None, None) => unreachable!("a program is of this host, or stored"),
         };
+        // A state keeps its own.
+        let caller =
+            (!program.has_files_of_state()).then(|| [geteuid().as_raw(), getegid().as_raw()]);
+        let user = self.user.or(caller);
+        if let Some([user, group]) = user {
+            program = program.user(user, group);
+        }
         // An image has its own.
         if program.variable("PATH").is_none() {
-            let [(path, usual), (home, directory)] = ENVIRONMENT;
-            let search_path =
-                host.as_ref().map_or_else(|| usual.to_owned(), |host| host.search_path(usual));
-            program = program.env(path, search_path).env(home, directory);
+            let search_path = host
+                .as_ref()
+                .map_or_else(|| SEARCH_PATH.to_owned(), |host| host.search_path(SEARCH_PATH));
+            let [of_root, of_others] = HOMES;
+            let is_root = user.is_some_and(|[user, _]| user == 0);
+            let home = if is_root { of_root } else { of_others };
+            program = program.env("PATH", search_path).env("HOME", home);
         }
         for (resource, soft, hard) in &self.ulimit {
             program = program.limit(*resource, *soft, *hard);
@@ -228,6 +244,16 @@ fn unseen(arguments: &[OsString], shape: &Shape) -> Vec<PathBuf> {
 /// Whether a word begins as options do.
 fn is_option(word: &OsStr) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
+}
+
+/// A user and a group, as they are given: `UID[:GID]`.
+fn user(text: &str) -> Result<[u32; 2], String> {
+    let (user, group) = text.split_once(':').unwrap_or((text, text));
+    let number = |text: &str| match text.parse() {
+        Ok(u32::MAX) | Err(_) => Err(format!("{text:?} is no number of a user or group")),
+        Ok(number) => Ok(number),
+    };
+    Ok([number(user)?, number(group)?])
 }
 
 /// A limit, as it is given: `NAME=SOFT[:HARD]`.

@@ -95,11 +95,30 @@ fn commands_run_to_their_end_with_input_and_status() {
     says(
         &["--env", "COLOUR=green", "--", "sh", "-c", "echo $COLOUR $HOME"],
         "",
-        "green /home/user\n",
+        if rustix::process::geteuid().is_root() { "green /root\n" } else { "green /home/user\n" },
         0,
     );
     let ended = exec(&["--", "sh", "-c", "echo out; echo err >&2"], b"");
     assert_eq!((text(&ended.stdout), text(&ended.stderr)), ("out\n".into(), "err\n".into()));
+}
+
+#[test]
+fn the_program_has_the_user_of_the_command_or_that_of_its_option() {
+    if !can_run(&["sh", "id", "stat"]) {
+        return;
+    }
+    let script = "id -u; id -g; stat -c %u:%g /usr; touch /tmp/new; stat -c %u:%g /tmp/new";
+    let expected = |user: u32, group: u32| {
+        format!("{user}\n{group}\n{}", format!("{user}:{group}\n").repeat(2))
+    };
+    let (own, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    says(&["--", "sh", "-c", script], "", &expected(own, group), 0);
+    says(&["--user", "7", "--", "sh", "-c", script], "", &expected(7, 7), 0);
+    says(&["--user", "501:20", "--", "sh", "-c", script], "", &expected(501, 20), 0);
+    for wrong in ["root", "-1", "4294967295", "1:", ":1", ""] {
+        let ended = exec(&["--user", wrong, "--", "true"], b"");
+        assert_eq!(ended.status.code(), Some(2), "{wrong}");
+    }
 }
 
 #[test]

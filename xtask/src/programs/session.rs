@@ -145,6 +145,9 @@ impl Session {
         if files.is_dir() && case.image.is_none() {
             command.arg("--dir").arg(&files);
         }
+        if case.unprivileged && self.is_root {
+            command.arg("--user").arg(NOBODY.to_string());
+        }
         if let Some(rust) = self.rust.as_ref().filter(|_| case.needs.contains(&"rustc")) {
             command.arg("--dir").arg(rust);
         }
