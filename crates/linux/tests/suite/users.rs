@@ -189,7 +189,7 @@ fn user_0_of_a_guest_reads_no_file_that_its_caller_may_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "shut").unwrap();
-    std::fs::set_permissions(&file, PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o000)).unwrap();
     let program = Program::new("/bin/cat").arg(&file).grant(folder.path()).user(0, 0);
     let Some(run) = common::here(program.run(b"")) else { return };
     assert!(run.output.is_empty(), "{run:?}");
