@@ -559,13 +559,14 @@ mod tests {
         // A deadlock of this thread fails the test by the limit below.
         std::thread::spawn(move || {
             let _within = within.enter();
-            let _running = calling.hold(permit);
+            let running = calling.hold(permit);
             let short = Duration::from_millis(50);
             let mut router = OutputRouter::new(short, calling.clone(), || Ok(()));
             let _unread = router.route_code_output(copy_piece, |result| Some(result.to_vec()));
             let flood = vec![b'x'; MAX_WAITING_BYTES as usize];
             let printed = router.print(Stream::Stdout, &flood).is_err();
             let has_place = lock(&calling.place).is_some();
+            drop(running);
             ended.send((printed, has_place, router.is_late())).unwrap();
         });
         let outcome = end.recv_timeout(TEST_TIMEOUT).expect("the call hangs");
