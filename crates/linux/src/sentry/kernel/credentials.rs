@@ -26,7 +26,7 @@ impl Kernel {
 
     /// A number of the first namespace, as the current process sees it. Other namespaces map only
     /// the user and group that own the guest.
-    fn seen(&self, number: u32, group: bool) -> u32 {
+    fn visible_number(&self, number: u32, group: bool) -> u32 {
         match self.credentials().namespace {
             INITIAL => number,
             id if number == self.namespaces.users.owner[usize::from(group)] => {
@@ -40,9 +40,9 @@ impl Kernel {
     pub(in crate::sentry) fn seen_ids(&self, process: u32) -> ProcessIds {
         let ProcessIds { user, group, groups } = self.namespaces.users.of(process);
         ProcessIds {
-            user: user.map(|number| self.seen(number, false)),
-            group: group.map(|number| self.seen(number, true)),
-            groups: groups.into_iter().map(|number| self.seen(number, true)).collect(),
+            user: user.map(|number| self.visible_number(number, false)),
+            group: group.map(|number| self.visible_number(number, true)),
+            groups: groups.into_iter().map(|number| self.visible_number(number, true)).collect(),
         }
     }
 
@@ -66,7 +66,7 @@ impl Kernel {
     /// The user and group of a file, as the current process sees them.
     pub(crate) fn seen_owner(&self, recorded: Option<[u32; 2]>) -> [u32; 2] {
         let [user, group] = self.owner_of(recorded);
-        [self.seen(user, false), self.seen(group, true)]
+        [self.visible_number(user, false), self.seen(group, true)]
     }
 
     /// Whether the current process has a capability over files of this owner, whose user and group
