@@ -66,7 +66,7 @@ impl Kernel {
     /// The user and group of a file, as the current process sees them.
     pub(crate) fn seen_owner(&self, recorded: Option<[u32; 2]>) -> [u32; 2] {
         let [user, group] = self.owner_of(recorded);
-        [self.visible_number(user, false), self.seen(group, true)]
+        [self.visible_number(user, false), self.visible_number(group, true)]
     }
 
     /// Whether the current process has a capability over files of this owner, whose user and group
