@@ -54,7 +54,7 @@ pub(crate) struct FileCache {
 struct CacheEntry {
     /// The file as it is here.
     version: FileVersion,
-    lies: Weak<CachedFile>,
+    cached: Weak<CachedFile>,
 }
 
 /// A memory file.
@@ -147,7 +147,7 @@ impl CachedFile {
             }
             filled.insert(part);
         }
-        let shown = MappedRange { lies: self.clone(), offset: wanted.start };
+        let shown = MappedRange { cached: self.clone(), offset: wanted.start };
         Ok(Some((shown, wanted.end - wanted.start)))
     }
 
@@ -215,7 +215,7 @@ impl Drop for CachedFile {
 /// Bytes of a file that a mapping shows.
 #[derive(Clone, Debug)]
 pub(crate) struct MappedRange {
-    lies: Arc<CachedFile>,
+    cached: Arc<CachedFile>,
     /// Where they begin in the file.
     offset: u64,
 }
@@ -223,7 +223,7 @@ pub(crate) struct MappedRange {
 /// Two are equal when they are the same bytes of the same file.
 impl PartialEq for MappedRange {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.lies, &other.lies) && self.offset == other.offset
+        Arc::ptr_eq(&self.cached, &other.cached) && self.offset == other.offset
     }
 }
 
@@ -232,41 +232,41 @@ impl Eq for MappedRange {}
 impl MappedRange {
     /// The same, `bytes` bytes further on.
     pub(crate) fn from(&self, bytes: u64) -> Self {
-        Self { lies: self.lies.clone(), offset: self.offset + bytes }
+        Self { cached: self.cached.clone(), offset: self.offset + bytes }
     }
 
     /// The first `len` bytes, whole pages that a process shows, as an image that shares their
     /// memory.
     pub(crate) fn image(&self, len: u64) -> Result<Image, ImageError> {
-        let lender: Arc<dyn FileOwner> = self.lies.clone();
+        let lender: Arc<dyn FileOwner> = self.cached.clone();
         let pages = PageRange::new((self.offset / PAGE) as usize, (len / PAGE) as usize);
         let wanted = self.offset..self.offset + len;
-        let there = self.lies.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = self.cached.filled.lock().unwrap_or_else(PoisonError::into_inner);
         if there.within(wanted.clone()).as_slice() != std::slice::from_ref(&wanted) {
             return Err(ImageError::Filler("a file's bytes are shown before they came".to_owned()));
         }
         // SAFETY: a filled range is written once before its use, and released after its last
         // reference.
-        unsafe { self.lies.lent.image(&lender, pages) }
+        unsafe { self.cached.lent.image(&lender, pages) }
     }
 
     /// The memory file, for reading: a guest's process must not change what others show.
     pub(crate) fn file(&self) -> Result<BorrowedFd<'_>, PlatformError> {
         let failed =
             |error| PlatformError::kernel("opening a file of the cache", io::Error::other(error));
-        self.lies.place.file.read_only().map_err(failed)
+        self.cached.place.file.read_only().map_err(failed)
     }
 
     /// Whether both are in one memory file.
     pub(crate) fn shares_file(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.lies.place, &other.lies.place)
+        Arc::ptr_eq(&self.cached.place, &other.cached.place)
     }
 
     /// The call that maps `len` bytes of it at `start`; `descriptor` is the memory file's in the
     /// process.
     pub(crate) fn order(&self, start: u64, len: u64, protection: u64, descriptor: u64) -> [u64; 7] {
         let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let at = self.lies.range.start + self.offset;
+        let at = self.cached.range.start + self.offset;
         [libc::SYS_mmap as u64, start, len, protection, flags as u64, descriptor, at]
     }
 }
@@ -306,8 +306,8 @@ impl FileCache {
             return Ok(Some(shared));
         }
         let most = most.saturating_sub(self.windows.bytes());
-        match self.lies(tree, node, size.next_multiple_of(PAGE), twin) {
-            Some(lies) => Ok(lies.show((tree, node), wanted, most, &|| true)?),
+        match self.cached_file(tree, node, size.next_multiple_of(PAGE), twin) {
+            Some(cached) => Ok(cached.show((tree, node), wanted, most, &|| true)?),
             None => Ok(None),
         }
     }
@@ -337,7 +337,7 @@ impl FileCache {
     }
 
     /// The cached file of `size` bytes, in its present version, or its `twin`.
-    fn lies(
+    fn cached_file(
         &mut self,
         tree: &Tree,
         node: Node,
@@ -347,23 +347,23 @@ impl FileCache {
         let key = (node, twin.is_some());
         if let Some(known) = self.known.get(&key)
             && tree.is_version(node, &known.version)
-            && let Some(lies) = known.lies.upgrade()
+            && let Some(cached) = known.cached.upgrade()
         {
-            return Some(lies);
+            return Some(cached);
         }
         let place = match &self.place {
             Some(place) => place.clone(),
             None => self.place.insert(CacheFile::new()?).clone(),
         };
-        let lies = place.room(size, twin)?;
+        let cached = place.room(size, twin)?;
         if self.known.len() >= MAX_FILES {
-            self.known.retain(|_, known| known.lies.strong_count() > 0);
+            self.known.retain(|_, known| known.cached.strong_count() > 0);
         }
         if self.known.len() < MAX_FILES {
             let version = tree.version(node).ok()?;
-            self.known.insert(key, CacheEntry { version, lies: Arc::downgrade(&lies) });
+            self.known.insert(key, CacheEntry { version, cached: Arc::downgrade(&cached) });
         }
-        Some(lies)
+        Some(cached)
     }
 }
 
@@ -396,12 +396,12 @@ mod tests {
         let (whole, len) = show(&tree, 0, 20);
         assert_eq!(len, 8 * PAGE, "as many pages as the file has");
         let (part, _) = show(&tree, 2, 3);
-        assert!(Arc::ptr_eq(&whole.lies, &part.lies));
+        assert!(Arc::ptr_eq(&whole.cached, &part.cached));
         // A file that was changed is another.
         let mut later = tree.clone();
         later.write(node, 0, b"new", Time::default()).unwrap();
         let (other, _) = show(&later, 0, 1);
-        assert!(!Arc::ptr_eq(&whole.lies, &other.lies));
+        assert!(!Arc::ptr_eq(&whole.cached, &other.cached));
         assert_eq!(holds(&contents), 9 * PAGE);
         drop((whole, other));
         assert_eq!(holds(&contents), 8 * PAGE);
@@ -420,7 +420,7 @@ mod tests {
         // A refused range does not count as filled.
         let (whole, _) = contents.show(&tree, node, (0, 8 * PAGE, 1), 8 * PAGE).unwrap().unwrap();
         let mut bytes = vec![0; 8 * PAGE_SIZE];
-        rustix::io::pread(whole.file().unwrap(), &mut bytes, whole.lies.range.start).unwrap();
+        rustix::io::pread(whole.file().unwrap(), &mut bytes, whole.cached.range.start).unwrap();
         assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
         assert!(rustix::io::pwrite(whole.file().unwrap(), &bytes, 0).is_err());
         drop((kept, whole));

@@ -3,10 +3,11 @@
 //! Promises: a file is taken for a cached one only if its device, number, length and times are the
 //! same, and were not set just now; the cache takes at most a sixteenth of the memory of the host
 //! or control group, mapped or not, but 128 MiB in any case and at most 1 GiB; no release takes
-//! bytes that a guest or an image shows. May break it: a program that changes a host file without
-//! changing its times; a guest would see the old content.
+//! bytes that a guest or an image shows; and a guest holds the lock of the cache for a bounded
+//! number of steps, whatever other guests have mapped. May break it: a program that changes a host
+//! file without changing its times; a guest would see the old content.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,6 +25,12 @@ const MIN_CACHE_BYTES: u64 = 128 << 20;
 const MAX_CACHE_BYTES: u64 = 1 << 30;
 const MEMORY_SHARE: u64 = 16;
 
+/// Maximum files of the cache. Each takes memory of this process in addition to its bytes.
+const MAX_CACHED_FILES: usize = 8192;
+/// Maximum files that one mapping considers for eviction. Where they leave no room, the guest takes
+/// the file into its own cache.
+const MAX_EVICTION_SCAN: usize = 512;
+
 static SHELF: PerProcess<Mutex<HostFileCache>> = PerProcess::new(Mutex::default);
 
 /// Maximum bytes of the cache on this host, found once.
@@ -33,11 +40,33 @@ fn max_bytes() -> u64 {
     *MAX_BYTES.get_or_make(|| found().clamp(MIN_CACHE_BYTES, MAX_CACHE_BYTES))
 }
 
+/// The limits of a cache.
+#[derive(Clone, Copy)]
+struct CacheLimits {
+    bytes: u64,
+    files: usize,
+    eviction_scan: usize,
+}
+
+impl Default for CacheLimits {
+    fn default() -> Self {
+        let (files, eviction_scan) = (MAX_CACHED_FILES, MAX_EVICTION_SCAN);
+        Self { bytes: max_bytes(), files, eviction_scan }
+    }
+}
+
+/// A host file, and whether its bytes are those of its twin.
+type CacheKey = (HostFile, bool);
+
+/// The cache. All guests of this process wait for its lock, so that no call below it takes longer
+/// with more files, and none releases memory.
 #[derive(Default)]
 struct HostFileCache {
+    limits: CacheLimits,
     place: Option<Arc<CacheFile>>,
-    /// By whether it is the twin of the file.
-    files: HashMap<(HostFile, bool), HostFileEntry>,
+    files: HashMap<CacheKey, HostFileEntry>,
+    /// The files by the time of their last use.
+    by_use: BTreeMap<u64, CacheKey>,
     /// Twins of files, or that they have none.
     twins: HashMap<HostFile, Option<Arc<TextTwin>>>,
     /// Counts requests.
@@ -45,61 +74,100 @@ struct HostFileCache {
 }
 
 struct HostFileEntry {
-    lies: Arc<CachedFile>,
+    cached: Arc<CachedFile>,
     /// The time of its last use.
     asked: u64,
 }
 
+/// Files that were taken out of the cache. The caller drops them without its lock, because the
+/// kernel frees their pages then.
+type EvictedFiles = Vec<Arc<CachedFile>>;
+
 impl HostFileCache {
-    /// The cached file, with room for `more` bytes of it.
-    fn lies(
+    /// The cached file, with room for `more` bytes of it, and files that made this room. `None`
+    /// where the cache is full.
+    fn cached_file(
         &mut self,
         host_file: HostFile,
         more: u64,
         twin: Option<Arc<TextTwin>>,
-    ) -> Option<Arc<CachedFile>> {
-        let file = (host_file, twin.is_some());
-        self.asked += 1;
-        let asked = self.asked;
-        if let Some(kept) = self.files.get_mut(&file) {
-            kept.asked = asked;
-        }
-        let place = match &self.place {
-            Some(place) => place.clone(),
-            None => self.place.insert(CacheFile::new()?).clone(),
+    ) -> (Option<Arc<CachedFile>>, EvictedFiles) {
+        let key = (host_file, twin.is_some());
+        let found = self.touch(&key);
+        let Some(place) = self.place.clone().or_else(CacheFile::new) else {
+            return (None, Vec::new());
         };
-        while place.holds().saturating_add(more) > max_bytes() {
-            // Unused files, the longest unused one first.
-            let idle = self
-                .files
-                .iter()
-                .filter(|(other, kept)| **other != file && Arc::strong_count(&kept.lies) == 1);
-            let oldest = idle.min_by_key(|(_, kept)| kept.asked).map(|(file, _)| *file);
-            self.files.remove(&oldest?);
+        self.place.get_or_insert_with(|| place.clone());
+        let files = usize::from(found.is_none());
+        let (has_room, evicted) = self.evict(&key, place.holds().saturating_add(more), files);
+        if !has_room || found.is_some() {
+            return (found.filter(|_| has_room), evicted);
         }
-        if let Some(kept) = self.files.get(&file) {
-            return Some(kept.lies.clone());
+        let size = host_file.size().next_multiple_of(PAGE_SIZE as u64);
+        let cached = place.room(size, twin);
+        if let Some(cached) = &cached {
+            // A file that was passed over has taken the last time.
+            self.asked += 1;
+            let entry = HostFileEntry { cached: cached.clone(), asked: self.asked };
+            self.files.insert(key, entry);
+            self.by_use.insert(self.asked, key);
         }
-        let lies = place.room(host_file.size().next_multiple_of(PAGE_SIZE as u64), twin)?;
-        self.files.insert(file, HostFileEntry { lies: lies.clone(), asked });
-        Some(lies)
+        (cached, evicted)
+    }
+
+    /// The file in the cache, which becomes the last used one.
+    fn touch(&mut self, key: &CacheKey) -> Option<Arc<CachedFile>> {
+        self.asked += 1;
+        let entry = self.files.get_mut(key)?;
+        self.by_use.remove(&entry.asked);
+        entry.asked = self.asked;
+        self.by_use.insert(entry.asked, *key);
+        Some(entry.cached.clone())
+    }
+
+    /// Takes out unused files except `wanted`, the longest unused one first, until there is room
+    /// for `bytes` bytes in all and `files` further files. Returns whether there is. Files that a
+    /// guest or an image shows count as used now.
+    fn evict(&mut self, wanted: &CacheKey, mut bytes: u64, files: usize) -> (bool, EvictedFiles) {
+        let CacheLimits { bytes: max_bytes, files: max_files, eviction_scan } = self.limits;
+        let mut evicted = Vec::new();
+        for _ in 0..eviction_scan {
+            if bytes <= max_bytes && self.files.len() + files <= max_files {
+                break;
+            }
+            let Some((_, key)) = self.by_use.pop_first() else { break };
+            let entry = self.files.get_mut(&key).expect("each file has its time of use");
+            if key == *wanted || Arc::strong_count(&entry.cached) > 1 {
+                self.asked += 1;
+                entry.asked = self.asked;
+                self.by_use.insert(self.asked, key);
+                continue;
+            }
+            bytes = bytes.saturating_sub(entry.cached.bytes());
+            evicted.extend(self.files.remove(&key).map(|entry| entry.cached));
+        }
+        (bytes <= max_bytes && self.files.len() + files <= max_files, evicted)
     }
 
     /// Takes out files that no guest and no image shows, with half of the bytes of all such files
     /// or a little more, the longest unused one first. Returns them with the sum of their bytes.
-    fn take_unused(&mut self) -> (Vec<Arc<CachedFile>>, u64) {
-        let unused = self.files.iter().filter(|(_, kept)| Arc::strong_count(&kept.lies) == 1);
-        let mut unused: Vec<_> =
-            unused.map(|(file, kept)| (kept.asked, *file, kept.lies.bytes())).collect();
-        unused.sort_unstable_by_key(|(asked, ..)| *asked);
-        let wanted = unused.iter().map(|(.., bytes)| bytes).sum::<u64>().div_ceil(2);
+    fn take_unused(&mut self) -> (EvictedFiles, u64) {
+        let unused = self.by_use.values().filter_map(|key| {
+            let cached = &self.files.get(key)?.cached;
+            (Arc::strong_count(cached) == 1).then(|| (*key, cached.bytes()))
+        });
+        let unused: Vec<_> = unused.collect();
+        let wanted = unused.iter().map(|(_, bytes)| bytes).sum::<u64>().div_ceil(2);
         let (mut taken, mut released) = (Vec::new(), 0);
-        for (_, file, bytes) in unused {
+        for (key, bytes) in unused {
             if released >= wanted {
                 break;
             }
             released += bytes;
-            taken.extend(self.files.remove(&file).map(|kept| kept.lies));
+            if let Some(entry) = self.files.remove(&key) {
+                self.by_use.remove(&entry.asked);
+                taken.push(entry.cached);
+            }
         }
         (taken, released)
     }
@@ -142,11 +210,14 @@ pub(crate) fn twin((tree, node): (&Tree, Node)) -> Option<Arc<TextTwin>> {
     let found = find();
     // A change during the search has changed the times by its end.
     if tree.host_file(node) == Some(file) {
+        let mut forgotten = HashMap::new();
         let mut shelf = shelf();
         if shelf.twins.len() >= MAX_TWINS {
-            shelf.twins.clear();
+            std::mem::swap(&mut shelf.twins, &mut forgotten);
         }
         shelf.twins.insert(file, found.clone());
+        // The cache is not locked while the others are freed.
+        drop(shelf);
     }
     found
 }
@@ -159,13 +230,14 @@ pub(crate) fn show(
     twin: Option<&Arc<TextTwin>>,
 ) -> Result<Option<(MappedRange, u64)>, Refused> {
     let Some(file) = tree.host_file(node).filter(HostFile::is_settled) else { return Ok(None) };
-    let lies = {
+    let (cached, evicted) = {
         let mut shelf = SHELF.get().lock().unwrap_or_else(PoisonError::into_inner);
-        shelf.lies(file, wanted.end - wanted.start, twin.cloned())
+        shelf.cached_file(file, wanted.end - wanted.start, twin.cloned())
     };
-    let Some(lies) = lies else { return Ok(None) };
+    drop(evicted);
+    let Some(cached) = cached else { return Ok(None) };
     // A change during the read has changed the times by its end.
-    lies.show((tree, node), wanted, max_bytes(), &|| tree.host_file(node) == Some(file))
+    cached.show((tree, node), wanted, max_bytes(), &|| tree.host_file(node) == Some(file))
 }
 
 #[cfg(test)]
@@ -210,15 +282,79 @@ mod tests {
         let tree = over(here);
         let file = |path: &str| tree.host_file(tree.find(path).unwrap()).unwrap();
         let mut shelf = HostFileCache::default();
-        let kept = shelf.lies(file("Cargo.toml"), PAGE, None).unwrap();
-        drop(shelf.lies(file("src/lib.rs"), PAGE, None).unwrap());
+        let (kept, _) = shelf.cached_file(file("Cargo.toml"), PAGE, None);
+        drop(shelf.cached_file(file("src/lib.rs"), PAGE, None));
         assert!(
-            shelf.lies(file("src/subprocess.rs"), max_bytes() + 1, None).is_none(),
+            shelf.cached_file(file("src/subprocess.rs"), max_bytes() + 1, None).0.is_none(),
             "there is never so much room"
         );
         assert!(shelf.files.contains_key(&(file("Cargo.toml"), false)), "it is shown");
         assert!(!shelf.files.contains_key(&(file("src/lib.rs"), false)));
         drop(kept);
+    }
+
+    /// A tree with `files` host files of one page.
+    fn many_files(files: usize) -> (tempfile::TempDir, Tree) {
+        let directory = tempfile::tempdir().unwrap();
+        for number in 0..files {
+            std::fs::write(directory.path().join(format!("{number}")), [1; PAGE_SIZE]).unwrap();
+        }
+        let tree = over(directory.path());
+        (directory, tree)
+    }
+
+    #[test]
+    fn a_mapping_evicts_a_bounded_number_of_files_and_frees_none_of_them_under_the_lock() {
+        let (_directory, tree) = many_files(40);
+        let limits = CacheLimits { bytes: 30 * PAGE, files: 1000, eviction_scan: 8 };
+        let mut shelf = HostFileCache { limits, ..HostFileCache::default() };
+        let file = |number: usize| {
+            let node = tree.find(format!("/{number}")).unwrap();
+            (node, tree.host_file(node).unwrap())
+        };
+        let shown = |cached: &Arc<CachedFile>, node| {
+            cached.show((&tree, node), 0..PAGE, u64::MAX, &|| true).unwrap().unwrap().0
+        };
+        for number in 0..30 {
+            let (node, host_file) = file(number);
+            let (cached, evicted) = shelf.cached_file(host_file, PAGE, None);
+            assert!(evicted.is_empty());
+            drop(shown(&cached.unwrap(), node));
+        }
+        let holds = |shelf: &HostFileCache| shelf.place.as_ref().unwrap().holds();
+        // Room for 20 pages needs 20 evictions. A call makes 8.
+        for left in [22, 14] {
+            let (cached, evicted) = shelf.cached_file(file(30).1, 20 * PAGE, None);
+            assert!(cached.is_none());
+            assert_eq!((evicted.len(), shelf.files.len()), (8, left));
+            assert_eq!(holds(&shelf), (left as u64 + 8) * PAGE, "the caller frees them");
+            drop(evicted);
+            assert_eq!(holds(&shelf), left as u64 * PAGE);
+        }
+        assert!(!shelf.files.contains_key(&(file(15).1, false)));
+        assert!(shelf.files.contains_key(&(file(16).1, false)));
+        let (cached, evicted) = shelf.cached_file(file(30).1, 20 * PAGE, None);
+        assert!(cached.is_some());
+        assert_eq!(evicted.len(), 4);
+    }
+
+    #[test]
+    fn the_cache_has_a_bounded_number_of_files_and_keeps_those_in_use() {
+        let (_directory, tree) = many_files(12);
+        let file =
+            |number: usize| tree.host_file(tree.find(format!("/{number}")).unwrap()).unwrap();
+        let limits = CacheLimits { bytes: u64::MAX, files: 4, eviction_scan: 8 };
+        let mut shelf = HostFileCache { limits, ..HostFileCache::default() };
+        let kept: Vec<_> = (0..3).map(|n| shelf.cached_file(file(n), 0, None).0.unwrap()).collect();
+        for number in 3..12 {
+            assert!(shelf.cached_file(file(number), 0, None).0.is_some());
+            assert_eq!((shelf.files.len(), shelf.by_use.len()), (4, 4));
+        }
+        assert!((0..3).all(|number| shelf.files.contains_key(&(file(number), false))));
+        let other = shelf.cached_file(file(11), 0, None).0;
+        assert!(shelf.cached_file(file(3), 0, None).0.is_none(), "all are in use");
+        drop((kept, other));
+        assert!(shelf.cached_file(file(3), 0, None).0.is_some());
     }
 
     #[test]
@@ -229,8 +365,8 @@ mod tests {
         let mut filled = |path: &str| {
             let node = tree.find(path).unwrap();
             let file = tree.host_file(node).unwrap();
-            let lies = shelf.lies(file, PAGE, None).unwrap();
-            lies.show((&tree, node), 0..PAGE, u64::MAX, &|| true).unwrap().unwrap().0
+            let (cached, _) = shelf.cached_file(file, PAGE, None);
+            cached.unwrap().show((&tree, node), 0..PAGE, u64::MAX, &|| true).unwrap().unwrap().0
         };
         let shown = filled("Cargo.toml");
         // Unused from the first to the last.
