@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use afresh_files::{Kind, Node, ResolvedName, Tree, Walk};
+use afresh_files::{Kind, Node, Tree, Walk};
 use rustix::io::Errno;
 
 use crate::elf::Elf;
@@ -14,7 +14,7 @@ use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
 use crate::platform::Continuation;
-use crate::sentry::{ArgumentStrings, Change, Content, Executable, FileBacking, PAGE, path_of};
+use crate::sentry::{ArgumentStrings, Change, Content, Executable, FileBacking, PAGE, path_of_name};
 
 /// Address of programs that can be at any address.
 const BASE: u64 = 0x5555_5555_4000;
@@ -127,17 +127,11 @@ impl Loadable {
     fn new(
         tree: &Tree,
         named: &[u8],
-        place: &ResolvedName,
+        real: Vec<u8>,
         program: Object,
         strings: (Vec<Vec<u8>>, Vec<Vec<u8>>),
     ) -> Result<Self, WarmError> {
         let path = program.path.as_os_str().as_bytes().to_vec();
-        let missing = |_| WarmError::NotFound(program.path.clone());
-        let mut real = path_of(tree, place.directory).map_err(missing)?;
-        if !real.ends_with(b"/") {
-            real.push(b'/');
-        }
-        real.extend(&place.name[..]);
         let name = program.elf.loader.as_deref().map(|name| name.as_os_str().as_bytes());
         let loader = name.map(|name| Object::find(tree, name)).transpose()?;
         let (args, env) = strings;
@@ -173,7 +167,8 @@ impl ExecCommand {
             let Some(line) = head.strip_prefix(b"#!") else {
                 let program = Object::new(&path, node, &head, size);
                 let loadable = program
-                    .and_then(|program| Loadable::new(tree, &named, &place, program, (args, env)));
+                    .and_then(|program| Loadable::new(tree, &named, real, program, (args, env)));
+                let real = path_of_name(tree, place.directory, &place.name)?;
                 return loadable.map_err(|error| match error {
                     WarmError::NotFound(_) => Errno::NOENT,
                     _ => Errno::NOEXEC,
@@ -266,7 +261,9 @@ pub(crate) fn load(
         })?
     } else {
         let program = Object::new(name, node, &head, size)?;
-        Loadable::new(tree, name, &found, program, (args, env))?
+        let real = path_of_name(tree, found.directory, &found.name);
+        let real = real.map_err(|_| WarmError::NotFound(path.to_path_buf()))?;
+        Loadable::new(tree, name, real, program, (args, env))?
     };
     guest.sentry.change().set_program(loadable.identity());
     place(guest, &loadable)

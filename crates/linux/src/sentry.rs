@@ -62,7 +62,7 @@ pub(crate) use mm::user_memory::{read_some, write_some};
 pub use net::inbound::{ExchangeResult, InboundConnection};
 pub(crate) use result::{SyscallControl, SyscallError, SyscallResult};
 pub(crate) use signal_delivery::SignalDelivery;
-pub(crate) use syscalls::path::path_of;
+pub(crate) use syscalls::path::path_of_name;
 pub(crate) use unserved::count_unserved;
 
 /// A guest's state at this moment, its streams and limits.

@@ -7,6 +7,7 @@ mod net_files;
 pub(super) mod permissions;
 pub(super) mod proc_dir;
 pub(super) mod proc_files;
+pub(super) mod proc_maps;
 pub(super) mod proc_paths;
 pub(super) mod proc_settings;
 mod proc_writes;

@@ -89,6 +89,7 @@ impl Sentry {
             ProcTarget::Folder(_)
             | ProcTarget::Name(..)
             | ProcTarget::Text(_)
+            | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
             | ProcTarget::Setting(_)
             | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
@@ -129,7 +130,10 @@ impl Sentry {
             return Err(Errno::LOOP.into());
         }
         match meant {
-            ProcTarget::Text(_) | ProcTarget::Clock(_) | ProcTarget::Setting(_)
+            ProcTarget::Text(_)
+            | ProcTarget::Maps(_)
+            | ProcTarget::Clock(_)
+            | ProcTarget::Setting(_)
                 if has(libc::O_DIRECTORY) =>
             {
                 Err(Errno::NOTDIR.into())
@@ -139,6 +143,7 @@ impl Sentry {
                 self.open_text(text.as_bytes(), flags)
             }
             ProcTarget::Text(text) => self.open_text(text, flags),
+            ProcTarget::Maps(maps) => self.open_maps(*maps, flags),
             ProcTarget::Setting(setting) => {
                 let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
                 if !has(libc::O_PATH) {
@@ -252,7 +257,7 @@ impl Sentry {
             ProcTarget::Folder(folder) => Ok(folder_attributes(*folder)),
             ProcTarget::Name(_, folder) if follow => Ok(folder_attributes(*folder)),
             ProcTarget::Name(_, folder) => Ok(link(folder.inode() + (8 << 32), 0o777)),
-            ProcTarget::Text(_) | ProcTarget::Clock(_) => {
+            ProcTarget::Text(_) | ProcTarget::Maps(_) | ProcTarget::Clock(_) => {
                 Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
             }
             ProcTarget::Setting(setting) => {

@@ -4,15 +4,17 @@
 //! that opening, listing and reading a link agree on the existing entries.
 
 use afresh_files::{Kind, Node, Tree};
+use rustix::io::Errno;
 
 use crate::sentry::fs::machine_files::{identifier, network};
 use crate::sentry::fs::proc_dir::{INODES, ProcDir};
+use crate::sentry::fs::proc_maps::ProcMaps;
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::INITIAL;
-use crate::sentry::syscalls::path::path_of;
+use crate::sentry::syscalls::path::{path_of, path_of_name};
 use crate::sentry::tty::terminals::TerminalEnd;
 
 /// Names of the descriptors of a process in `/dev`: links in the tree.
@@ -39,6 +41,8 @@ pub(in crate::sentry) enum ProcTarget {
     /// `/proc/self` and `/proc/thread-self`: another name of a directory.
     Name(Vec<u8>, ProcDir),
     Text(Vec<u8>),
+    /// The mappings of a process.
+    Maps(ProcMaps),
     /// `/proc/uptime`, or, if `true`, `/proc/stat`, whose text depends on the clocks.
     Clock(bool),
     /// A file that is made when it is read, and may be written.
@@ -212,6 +216,8 @@ impl Kernel {
             [b"oom_score_adj"] => self.number_of(id, ProcSetting::OomAdjustment),
             [b"coredump_filter"] => self.number_of(id, ProcSetting::DumpFilter),
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
+            [b"maps"] => self.maps_of(id, false).map(ProcTarget::Maps),
+            [b"smaps"] => self.maps_of(id, true).map(ProcTarget::Maps),
             [b"exe"] => self.processes.info(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.processes.info(id).map(|_| ProcTarget::Current(id)),
             [b"cwd", names @ ..] => beneath(self.processes.get(id)?.directory, names),
@@ -259,7 +265,7 @@ impl Kernel {
         match meant {
             ProcTarget::Descriptor(id, number) => {
                 let found = self.descriptors_of(*id).find(|(n, _, _)| n == number)?;
-                Some(self.name_of(found.1, found.2))
+                self.name_of(found.1, found.2)
             }
             ProcTarget::Program(id) => Some(self.processes.info(*id)?.program.clone()),
             ProcTarget::Current(id) => path_of(&self.tree, self.processes.get(*id)?.directory).ok(),
@@ -268,31 +274,33 @@ impl Kernel {
             ProcTarget::Setting(setting) => setting.link(),
             ProcTarget::Folder(_)
             | ProcTarget::Text(_)
+            | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
             | ProcTarget::Beneath(..) => None,
         }
     }
 
-    /// The name of a description: a path if it was found by one, or its kind and number.
-    fn name_of(&self, id: u64, description: &Description) -> Vec<u8> {
+    /// The name of a description: a path if it was found by one, or its kind and number. `None` for
+    /// a path that no call takes.
+    fn name_of(&self, id: u64, description: &Description) -> Option<Vec<u8>> {
         let inode = self.inode_of(id, &description.open);
         let kind = match &description.open {
             FileObject::Input
             | FileObject::Output
             | FileObject::Messages
             | FileObject::Pipe { .. } => {
-                return format!("pipe:[{inode}]").into_bytes();
+                return Some(format!("pipe:[{inode}]").into_bytes());
             }
-            FileObject::Socket(_) => return format!("socket:[{inode}]").into_bytes(),
+            FileObject::Socket(_) => return Some(format!("socket:[{inode}]").into_bytes()),
             FileObject::File(open)
             | FileObject::Device(_, open)
             | FileObject::Fifo(Fifo { open, .. })
             | FileObject::Terminal(TerminalEnd { open, .. }) => {
                 return self.path_of_open(open.node, description);
             }
-            FileObject::Folder(folder, _) => return folder.path().into_bytes(),
+            FileObject::Folder(folder, _) => return Some(folder.path().into_bytes()),
             FileObject::Proc(file) => {
-                return file.setting.link().unwrap_or_else(|| b"/proc".to_vec());
+                return Some(file.setting.link().unwrap_or_else(|| b"/proc".to_vec()));
             }
             FileObject::Event { .. } => "[eventfd]",
             FileObject::Timer(_) => "[timerfd]",
@@ -301,30 +309,31 @@ impl Kernel {
             FileObject::Signals(_) => "[signalfd]",
             FileObject::Queue(id) => {
                 let name = self.named_queues.get(*id).and_then(|queue| queue.name.clone());
-                return name
-                    .map_or_else(|| b"/ (deleted)".to_vec(), |name| [b"/", &name[..]].concat());
+                let named = |name: Vec<u8>| [b"/", &name[..]].concat();
+                return Some(name.map_or_else(|| b"/ (deleted)".to_vec(), named));
             }
             FileObject::Watches(_) => "inotify",
         };
-        format!("anon_inode:{kind}").into_bytes()
+        Some(format!("anon_inode:{kind}").into_bytes())
     }
 
-    fn path_of_open(&self, node: Node, description: &Description) -> Vec<u8> {
-        if let Ok(path) = path_of(&self.tree, node) {
-            return path;
+    fn path_of_open(&self, node: Node, description: &Description) -> Option<Vec<u8>> {
+        match path_of(&self.tree, node) {
+            Ok(path) => return Some(path),
+            Err(Errno::NAMETOOLONG) => return None,
+            Err(_) => {}
         }
         let Some((above, name)) = &description.found else {
-            return format!("/memfd:{} (deleted)", node.0).into_bytes();
+            return Some(format!("/memfd:{} (deleted)", node.0).into_bytes());
         };
-        let mut path = path_of(&self.tree, *above).unwrap_or_default();
-        if !path.ends_with(b"/") {
-            path.push(b'/');
-        }
-        path.extend(&name[..]);
+        let mut path = match path_of_name(&self.tree, *above, name) {
+            Err(Errno::NAMETOOLONG) => return None,
+            path => path.unwrap_or_else(|_| [b"/", &name[..]].concat()),
+        };
         if self.tree.lookup(*above, name) != Ok(node) {
             path.extend(b" (deleted)");
         }
-        path
+        Some(path)
     }
 
     /// The inode number of an object other than a file; both ends of a pipe have the same.

@@ -4,10 +4,7 @@
 //! start; writing to its own memory does not change them.
 
 use rustix::time::ClockId;
-use std::collections::BTreeMap;
 use std::fmt::Write;
-
-use afresh_files::Node;
 
 use crate::resource_numbers;
 use crate::sentry::Sentry;
@@ -17,7 +14,6 @@ use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
 use crate::sentry::kernel::user_namespaces::Credentials;
-use crate::sentry::syscalls::path::path_of;
 use crate::sentry::tty::terminals::FIRST_DEVICE;
 
 /// Files of `/proc` itself that are made when they are opened.
@@ -136,8 +132,6 @@ impl Kernel {
             b"stat" => self.stat_line(id, thread),
             b"status" => self.status(id, thread),
             b"comm" => Some(self.thread_name(id, thread)? + "\n"),
-            b"maps" => self.maps(info?.memory, false),
-            b"smaps" => self.maps(info?.memory, true),
             b"smaps_rollup" => self.rollup(info?.memory),
             b"auxv" => return Some(info?.strings.vector().to_vec()),
             b"sched" => info.map(|info| {
@@ -301,70 +295,6 @@ impl Kernel {
              Cpus_allowed:\t1\nCpus_allowed_list:\t0\nMems_allowed:\t1\nMems_allowed_list:\t0\n\
              voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0\n"
         ))
-    }
-
-    /// The mappings of a memory; with their sizes, if that is asked for.
-    fn maps(&self, memory: u32, sized: bool) -> Option<String> {
-        let layout = self.layout_of(memory)?;
-        let (mut text, mut paths) = (String::new(), BTreeMap::new());
-        for (range, mapping) in layout.all() {
-            let protection = mapping.protection;
-            let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
-            let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
-            let x = letter(libc::PROT_EXEC, 'x');
-            let shared = if mapping.share.is_some() { 's' } else { 'p' };
-            let file = mapping.share.or(mapping.origin);
-            let (offset, inode) = file.map_or((0, 0), |file| {
-                (file.offset(range.start), self.tree.inode_number(file.node))
-            });
-            let name = match (file, layout.name(&range)) {
-                (Some(file), _) => {
-                    paths.entry(file.node).or_insert_with(|| self.mapped_path(file.node)).as_str()
-                }
-                (None, name) => name.unwrap_or_default(),
-            };
-            let (start, end) = (range.start, range.end);
-            let line =
-                format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {inode}");
-            // Names are in one column.
-            let _ = match name.is_empty() {
-                true => writeln!(text, "{line}"),
-                false => writeln!(text, "{line:<72} {name}"),
-            };
-            if sized {
-                let resident = if mapping.reserved { 0 } else { end - start };
-                let flags = [
-                    (r == 'r', " rd"),
-                    (w == 'w', " wr"),
-                    (x == 'x', " ex"),
-                    (shared == 's', " sh"),
-                    (mapping.locked, " lo"),
-                ];
-                let flags: String =
-                    flags.iter().filter(|(has, _)| *has).map(|(_, flag)| *flag).collect();
-                let flags = format!("THPeligible:           0\nVmFlags:{flags} mr mw me \n");
-                text += &sizes(end - start, resident, shared == 's', &flags);
-            }
-        }
-        Some(text)
-    }
-
-    /// The path of a mapped file.
-    fn mapped_path(&self, node: Node) -> String {
-        let path = self.tree.name(node).and_then(|(directory, name)| {
-            let mut path = path_of(&self.tree, directory).ok()?;
-            if !path.ends_with(b"/") {
-                path.push(b'/');
-            }
-            path.extend(&name[..]);
-            // As the kernel writes it.
-            Some(String::from_utf8_lossy(&path).replace('\n', "\\012"))
-        });
-        let is_there = || self.tree.stat(node).is_ok_and(|stat| stat.links > 0);
-        path.unwrap_or_else(|| match is_there() {
-            true => String::new(),
-            false => "/ (deleted)".to_owned(),
-        })
     }
 
     /// The sizes of all mappings of a memory together.

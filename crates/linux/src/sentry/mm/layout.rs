@@ -174,6 +174,14 @@ impl Layout {
         self.maps.iter().map(|(&start, mapping)| (start..mapping.end, mapping))
     }
 
+    /// The mappings that begin at `start` or behind it.
+    pub(in crate::sentry) fn all_from(
+        &self,
+        start: u64,
+    ) -> impl Iterator<Item = (Range<u64>, &Mapping)> {
+        self.maps.range(start..).map(|(&start, mapping)| (start..mapping.end, mapping))
+    }
+
     /// The mapping that has an address.
     pub(in crate::sentry) fn mapping_at(&self, address: u64) -> Option<(Range<u64>, &Mapping)> {
         let (&start, mapping) = self.maps.range(..=address).next_back()?;

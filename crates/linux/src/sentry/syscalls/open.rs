@@ -1,8 +1,9 @@
 //! System calls that open files: `open`, `creat` and `openat`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use afresh_files::{Access, Kind, New, Node, Stat, Walk};
+use afresh_files::{Access, Kind, New, Node, Refused, Stat, Walk};
 use rustix::io::Errno;
 
 use crate::platform::Process;
@@ -10,8 +11,10 @@ use crate::sentry::Sentry;
 use crate::sentry::fs::devices::is_special;
 use crate::sentry::fs::permissions::{FilePermissions, access_of};
 use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::fs::proc_maps::ProcMaps;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::user_memory::path_in;
 use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::AT_FDCWD;
@@ -180,17 +183,45 @@ impl Sentry {
 
     /// A file that is made as it is opened, and cannot be written.
     pub(in crate::sentry) fn open_text(&mut self, text: &[u8], flags: i32) -> SyscallResult {
+        let mut text = Some(text);
+        self.open_pieces(flags, |_| text.take().map(Cow::Borrowed))
+    }
+
+    /// As [`Self::open_text`], with a list of mappings.
+    pub(in crate::sentry) fn open_maps(&mut self, maps: ProcMaps, flags: i32) -> SyscallResult {
+        let mut from = 0;
+        self.open_pieces(flags, |state| {
+            let (text, next) = state.maps_piece(maps, from)?;
+            from = next;
+            Some(Cow::Owned(text.into_bytes()))
+        })
+    }
+
+    /// As [`Self::open_text`], with a text of pieces, which `next` makes one after the other. They
+    /// count as bytes of the file tree. It is `ENOMEM` where there is no room for all of them.
+    fn open_pieces<'a>(
+        &mut self,
+        flags: i32,
+        mut next: impl FnMut(&Kernel) -> Option<Cow<'a, [u8]>>,
+    ) -> SyscallResult {
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return Err(Errno::ACCESS.into());
         }
         self.state.table.check_room()?;
-        let (tree, now) = (&mut self.change().tree, crate::sentry::kernel::time::now());
-        let node = tree.create_unnamed(0o444, now)?;
-        let written = tree.write(node, 0, text, now);
+        let (state, now) = (self.change(), crate::sentry::kernel::time::now());
+        let node = state.tree.create_unnamed(0o444, now)?;
+        let (mut written, mut size) = (Ok(()), 0);
+        while let Some(piece) = next(state).filter(|_| written.is_ok()) {
+            written = match state.tree.write(node, size, &piece, now) {
+                Ok(len) if len == piece.len() => Ok(()),
+                Ok(_) | Err(Refused::Full) => Err(Errno::NOMEM),
+                Err(refused) => Err(refused.errno()),
+            };
+            size += piece.len() as u64;
+        }
         let access = Access { read: true, write: false, append: false };
-        let open = tree.open(node, access);
-        tree.release(node);
-        written?;
+        let open = written.and_then(|()| Ok(state.tree.open(node, access)?));
+        state.tree.release(node);
         self.add(FileObject::File(open?), flags)
     }
 

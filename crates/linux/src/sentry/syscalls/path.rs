@@ -8,11 +8,13 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::DirectoryEntries;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::user_memory::{copy_out, path_in};
+use crate::sentry::name_lengths::PATH_LEN;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::AT_FDCWD;
 use crate::sentry::tty::terminals::TerminalEnd;
@@ -47,6 +49,9 @@ impl Sentry {
             Some(_) => return Err(Errno::NOENT.into()),
             None => match self.reach(at, &path, |walk| walk.follow(false))? {
                 ResolvedPath::Place(place) => self.state.tree.read_link(place.node()?)?.to_vec(),
+                ResolvedPath::Own(meant @ ProcTarget::Descriptor(..)) => {
+                    self.state.target(&meant).ok_or(Errno::NAMETOOLONG)?
+                }
                 ResolvedPath::Own(meant) => self.state.target(&meant).ok_or(Errno::INVAL)?,
             },
         };
@@ -396,26 +401,72 @@ impl Kernel {
     }
 }
 
-/// The path of a directory.
+/// The path of a directory; `ENAMETOOLONG` for one that no call takes. A guest may nest directories
+/// without a limit, so that the path is given up while it grows.
 pub(crate) fn path_of(tree: &Tree, directory: Node) -> Result<Vec<u8>, Errno> {
-    let (mut names, mut at) = (Vec::new(), directory);
+    let (mut names, mut at, mut len) = (Vec::new(), directory, 0);
     while at != Tree::ROOT {
         let above = tree.parent(at)?;
         let name = tree.name(at).map(|(_, name)| name);
         let name = name.filter(|name| tree.lookup(above, name) == Ok(at));
-        names.push(match name {
+        let name = match name {
             Some(name) => name,
             None => {
                 let inside = tree.list(above)?;
                 inside.into_iter().find(|entry| entry.node == at).ok_or(Errno::NOENT)?.name
             }
-        });
+        };
+        len += name.len() + 1;
+        if len >= PATH_LEN {
+            return Err(Errno::NAMETOOLONG);
+        }
+        names.push(name);
         at = above;
     }
-    let mut path = Vec::new();
+    let mut path = Vec::with_capacity(len.max(1));
     for name in names.iter().rev() {
         path.push(b'/');
         path.extend(&name[..]);
     }
     Ok(if path.is_empty() { b"/".to_vec() } else { path })
+}
+
+/// The path of a name in a directory, as [`path_of`].
+pub(crate) fn path_of_name(tree: &Tree, directory: Node, name: &[u8]) -> Result<Vec<u8>, Errno> {
+    let mut path = path_of(tree, directory)?;
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend(name);
+    if path.len() < PATH_LEN { Ok(path) } else { Err(Errno::NAMETOOLONG) }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Time, Walk};
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_no_call_takes_is_refused() {
+        let mut tree = Tree::new(Budget::default());
+        let (mut at, mut depth) = (Tree::ROOT, 0);
+        let mut deeper = |tree: &mut Tree, name: &[u8]| {
+            let place = tree.walk(name, Walk::new(at).name()).unwrap();
+            at = tree.create_at(&place, New::Directory, 0o700, Time::default()).unwrap();
+            depth += 1;
+            (at, depth)
+        };
+        for _ in 0..15 {
+            deeper(&mut tree, &[b'd'; 255]);
+        }
+        let (last, _) = deeper(&mut tree, &[b'd'; 254]);
+        let path = path_of(&tree, last).unwrap();
+        assert_eq!(path.len(), PATH_LEN - 1);
+        assert_eq!(tree.walk(&path, Walk::new(Tree::ROOT)).unwrap().node().unwrap(), last);
+        assert_eq!(path_of_name(&tree, last, b"f"), Err(Errno::NAMETOOLONG));
+        let (beyond, depth) = deeper(&mut tree, b"e");
+        assert_eq!((path_of(&tree, beyond), depth), (Err(Errno::NAMETOOLONG), 17));
+        assert_eq!(path_of_name(&tree, Tree::ROOT, b"f").unwrap(), b"/f");
+    }
 }

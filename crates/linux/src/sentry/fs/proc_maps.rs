@@ -1,0 +1,108 @@
+//! `/proc/<process>/maps` and `smaps`: a text with a line, or a paragraph, for each mapping.
+//!
+//! Promises: it takes a bounded amount of memory of this process. Each piece goes to a file in the
+//! file tree and counts there before the next one is made. A mapping of a file whose path no call
+//! takes has no name.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::Range;
+
+use afresh_files::Node;
+
+use crate::sentry::fs::machine_files::sizes;
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::mm::layout::Mapping;
+use crate::sentry::syscalls::path::path_of_name;
+
+/// Bytes that complete a piece.
+const PIECE_SIZE: usize = 64 << 10;
+
+/// One of the files: the memory that it lists, and whether with sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sentry) struct ProcMaps {
+    memory: u32,
+    sized: bool,
+}
+
+impl Kernel {
+    /// The file of a process.
+    pub(in crate::sentry) fn maps_of(&self, id: u32, sized: bool) -> Option<ProcMaps> {
+        let memory = self.processes.info(id)?.memory;
+        self.layout_of(memory).map(|_| ProcMaps { memory, sized })
+    }
+
+    /// The text of the mappings from `from` on, as far as a piece goes, and where the next piece
+    /// begins; `None` after the last mapping.
+    pub(in crate::sentry) fn maps_piece(&self, maps: ProcMaps, from: u64) -> Option<(String, u64)> {
+        let (mut text, mut paths, mut next) = (String::new(), BTreeMap::new(), None);
+        for (range, mapping) in self.layout_of(maps.memory)?.all_from(from) {
+            let file = mapping.share.or(mapping.origin);
+            let name = match file {
+                Some(file) => {
+                    paths.entry(file.node).or_insert_with(|| self.mapped_path(file.node)).as_str()
+                }
+                None => self.layout_of(maps.memory)?.name(&range).unwrap_or_default(),
+            };
+            self.describe_mapping(&mut text, (&range, mapping), name, maps.sized);
+            next = Some(range.end);
+            if text.len() >= PIECE_SIZE {
+                break;
+            }
+        }
+        next.map(|next| (text, next))
+    }
+
+    /// Adds a mapping to a text.
+    fn describe_mapping(
+        &self,
+        text: &mut String,
+        (range, mapping): (&Range<u64>, &Mapping),
+        name: &str,
+        sized: bool,
+    ) {
+        let protection = mapping.protection;
+        let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
+        let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
+        let x = letter(libc::PROT_EXEC, 'x');
+        let shared = if mapping.share.is_some() { 's' } else { 'p' };
+        let file = mapping.share.or(mapping.origin);
+        let (offset, inode) = file
+            .map_or((0, 0), |file| (file.offset(range.start), self.tree.inode_number(file.node)));
+        let (start, end) = (range.start, range.end);
+        let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {inode}");
+        // Names are in one column. Writing to a string does not fail.
+        let _ = match name.is_empty() {
+            true => writeln!(text, "{line}"),
+            false => writeln!(text, "{line:<72} {name}"),
+        };
+        if sized {
+            let resident = if mapping.reserved { 0 } else { end - start };
+            let flags = [
+                (r == 'r', " rd"),
+                (w == 'w', " wr"),
+                (x == 'x', " ex"),
+                (shared == 's', " sh"),
+                (mapping.locked, " lo"),
+            ];
+            let flags: String =
+                flags.iter().filter(|(has, _)| *has).map(|(_, flag)| *flag).collect();
+            let flags = format!("THPeligible:           0\nVmFlags:{flags} mr mw me \n");
+            *text += &sizes(end - start, resident, shared == 's', &flags);
+        }
+    }
+
+    /// The path of a mapped file.
+    fn mapped_path(&self, node: Node) -> String {
+        let path = self.tree.name(node).and_then(|(directory, name)| {
+            let path = path_of_name(&self.tree, directory, &name).ok()?;
+            // As the kernel writes it.
+            Some(String::from_utf8_lossy(&path).replace('\n', "\\012"))
+        });
+        let is_there = || self.tree.stat(node).is_ok_and(|stat| stat.links > 0);
+        path.unwrap_or_else(|| match is_there() {
+            true => String::new(),
+            false => "/ (deleted)".to_owned(),
+        })
+    }
+}
