@@ -66,6 +66,29 @@ impl FileDifference {
     }
 }
 
+/// A path that a comparison has yet to visit, below a directory that it has visited. It has the
+/// length of the path above and a name, which it shares with the tree. Whole paths of a deep
+/// directory would take the product of its depth and the number of its files.
+///
+/// Comparisons visit the last path first, so that the path of the directory still begins the path
+/// that was visited before.
+#[derive(Default)]
+struct PendingPath {
+    above: usize,
+    name: Option<Arc<[u8]>>,
+}
+
+impl PendingPath {
+    /// Replaces the path that was visited before.
+    fn write_to(&self, path: &mut Vec<u8>) {
+        path.truncate(self.above);
+        if let Some(name) = &self.name {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+    }
+}
+
 struct Comparison<'a> {
     one: &'a Tree,
     two: &'a Tree,
@@ -181,26 +204,30 @@ impl Comparison<'_> {
 
     fn run(&mut self) -> Result<(), Refused> {
         // Pairs of directories with the same path.
-        let mut ahead = vec![(Vec::new(), Tree::ROOT, Tree::ROOT)];
-        while let Some((path, one, two)) = ahead.pop() {
+        let mut ahead = vec![(PendingPath::default(), (Tree::ROOT, Tree::ROOT))];
+        let mut path = Vec::new();
+        while let Some((pending, (one, two))) = ahead.pop() {
             if self.found.truncated {
                 return Ok(());
             }
+            pending.write_to(&mut path);
+            let above = path.len();
             for (name, meanings) in self.names(one, two)? {
-                let below = [&path[..], b"/", &name.0].concat();
+                let below = PendingPath { above, name: Some(name.0) };
+                below.write_to(&mut path);
                 match meanings {
                     (Some(x), Some(y)) if x.kind == y.kind => {
-                        self.compare(&below, x.node, y.node)?;
+                        self.compare(&path, x.node, y.node)?;
                         if x.kind == Kind::Directory && self.may_differ(x.node, y.node) {
-                            ahead.push((below, x.node, y.node));
+                            ahead.push((below, (x.node, y.node)));
                         }
                     }
                     (x, y) => {
                         if let Some(x) = x {
-                            self.all(self.one, below.clone(), x.node, Change::Removed)?;
+                            self.all(self.one, &path, x.node, Change::Removed)?;
                         }
                         if let Some(y) = y {
-                            self.all(self.two, below, y.node, Change::Added)?;
+                            self.all(self.two, &path, y.node, Change::Added)?;
                         }
                     }
                 }
@@ -221,14 +248,14 @@ impl Comparison<'_> {
             }
     }
 
-    fn add(&mut self, path: Vec<u8>, change: Change, kind: Kind, bytes: u64) {
+    fn add(&mut self, path: &[u8], change: Change, kind: Kind, bytes: u64) {
         self.listed += path.len() + size_of::<FileChange>();
         if self.listed > MAX_PATH_BYTES {
             self.found.truncated = true;
             return;
         }
         self.found.bytes += bytes;
-        self.found.changes.push(FileChange { path, change, kind, bytes });
+        self.found.changes.push(FileChange { path: path.to_vec(), change, kind, bytes });
     }
 
     /// The same name in both.
@@ -243,32 +270,29 @@ impl Comparison<'_> {
             _ => 0,
         };
         if bytes > 0 || !alike(&a, &b) {
-            self.add(path.to_vec(), Change::Changed, b.kind(), bytes);
+            self.add(path, Change::Changed, b.kind(), bytes);
         }
         Ok(())
     }
 
     /// Everything below a path that only one of them has.
-    fn all(
-        &mut self,
-        tree: &Tree,
-        path: Vec<u8>,
-        node: Node,
-        change: Change,
-    ) -> Result<(), Refused> {
-        let mut ahead = vec![(path, node)];
-        while let Some((path, node)) = ahead.pop() {
+    fn all(&mut self, tree: &Tree, path: &[u8], node: Node, change: Change) -> Result<(), Refused> {
+        let mut path = path.to_vec();
+        let mut ahead = vec![(PendingPath { above: path.len(), name: None }, node)];
+        while let Some((pending, node)) = ahead.pop() {
             if self.found.truncated {
                 return Ok(());
             }
+            pending.write_to(&mut path);
             let stat = tree.stat(node)?;
             if stat.kind == Kind::Directory {
+                let above = path.len();
                 for entry in tree.list(node)? {
-                    ahead.push(([&path[..], b"/", &entry.name].concat(), entry.node));
+                    ahead.push((PendingPath { above, name: Some(entry.name) }, entry.node));
                 }
             }
             let bytes = if stat.kind == Kind::Directory { 0 } else { stat.size };
-            self.add(path, change, stat.kind, bytes);
+            self.add(&path, change, stat.kind, bytes);
         }
         Ok(())
     }
@@ -355,6 +379,50 @@ mod tests {
             (&b"/d7/f7"[..], Change::Changed),
             (b"/d8/new", Change::Added),
             (b"/d9/f9", Change::Removed),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_comparison_of_a_deep_directory_takes_no_more_memory_than_its_list() {
+        let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
+        let before = tree.clone();
+        let deep = "/directory-with-a-long-name-that-is-repeated-at-each-level".repeat(60);
+        tree.make_directories(&deep, NOW).unwrap();
+        for index in 0..25_000 {
+            tree.write_path(format!("{deep}/{index}"), b"", NOW).unwrap();
+        }
+        // The paths have 87 MB, and the list is limited to 64 MiB.
+        for (one, two) in [(&before, &tree), (&tree, &before)] {
+            let (found, peak) = afresh_budget::meter::peak(|| one.diff(two).unwrap());
+            assert!(found.truncated);
+            let listed = found.changes.iter().map(|change| change.path.len()).sum::<usize>();
+            assert!(listed > 60 << 20 && peak < listed + (16 << 20), "{peak} of {listed}");
+        }
+    }
+
+    #[test]
+    fn paths_of_nested_additions_and_changes_are_whole() {
+        let mut tree = Tree::new(Budget::default());
+        for path in ["/a/b/one", "/a/c/two", "/d/e/f/three"] {
+            tree.write_path(path, b"1", NOW).unwrap();
+        }
+        let mut then = tree.clone();
+        for path in ["/a/b/one", "/a/c/two", "/d/e/f/three", "/d/e/new/g/x", "/d/e/new/y", "/z/w"] {
+            then.write_path(path, b"2", NOW).unwrap();
+        }
+        let found = tree.diff(&then).unwrap();
+        let found = found.changes.iter().map(|c| std::str::from_utf8(&c.path).unwrap());
+        let expected = [
+            "/a/b/one",
+            "/a/c/two",
+            "/d/e/f/three",
+            "/d/e/new",
+            "/d/e/new/g",
+            "/d/e/new/g/x",
+            "/d/e/new/y",
+            "/z",
+            "/z/w",
         ];
         assert_eq!(found.collect::<Vec<_>>(), expected);
     }
