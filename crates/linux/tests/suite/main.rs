@@ -48,6 +48,7 @@ mod session;
 mod shared;
 mod shared_limits;
 mod signals;
+mod shared_futexes;
 mod sockets;
 mod spare;
 mod spent;

@@ -35,8 +35,8 @@ pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
 /// The event that a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WaitReason {
-    /// A wait to be woken at this address, or, by other processes, at this place of a file that
-    /// they share; `order` is the order of the waits.
+    /// A wait to be woken at this place of a shared file, or, without one, at this address;
+    /// `order` is the order of the waits.
     Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
     /// That nothing stands against this lock, or a signal that interrupts.
     Lock(FileLock),
@@ -60,6 +60,33 @@ pub(crate) enum WaitReason {
     Message(u32, WantedMessage),
     /// Time alone, or a signal that interrupts.
     Nothing,
+}
+
+/// The word that waiters of a futex wait at, and their wakers name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sentry) enum FutexKey {
+    /// A word of memory that a process has alone, or of a futex that it declares so.
+    Private(u64),
+    /// A word of shared memory: its file and offset. Any mapping of it is the same futex.
+    Shared(Node, u64),
+}
+
+impl FutexKey {
+    /// Its place in a shared file.
+    pub(in crate::sentry) fn place(self) -> Option<(Node, u64)> {
+        match self {
+            Self::Private(_) => None,
+            Self::Shared(node, offset) => Some((node, offset)),
+        }
+    }
+
+    /// Whether a wait is at this word. An address counts in one process only.
+    fn is_of(self, address: u64, place: Option<(Node, u64)>) -> bool {
+        match self {
+            Self::Private(word) => place.is_none() && address == word,
+            Self::Shared(node, offset) => place == Some((node, offset)),
+        }
+    }
 }
 
 impl WaitReason {
@@ -287,35 +314,17 @@ impl Threads {
         self.order
     }
 
-    /// Waiters at `place` of a file for any of `bits`, the longest first.
-    pub(crate) fn waiting_in(&self, place: (Node, u64), bits: u32) -> Vec<u32> {
+    /// Waiters of a futex for any of `bits`, the longest first.
+    pub(in crate::sentry) fn waiting(&self, futex: FutexKey, bits: u32) -> Vec<u32> {
         let mut waiting: Vec<(u64, u32)> = self
             .list
             .iter()
             .filter_map(|(&id, thread)| match &thread.wait {
                 Some(Wait {
-                    reason: WaitReason::Futex { place: Some(at), bits: of, order, .. },
+                    reason: WaitReason::Futex { address, bits: of, order, place },
                     woken: false,
                     ..
-                }) if *at == place && of & bits != 0 => Some((*order, id)),
-                _ => None,
-            })
-            .collect();
-        waiting.sort_unstable();
-        waiting.into_iter().map(|(_, id)| id).collect()
-    }
-
-    /// Waiters at `address` for any of `bits`, the longest first.
-    pub(crate) fn waiting(&self, address: u64, bits: u32) -> Vec<u32> {
-        let mut waiting: Vec<(u64, u32)> = self
-            .list
-            .iter()
-            .filter_map(|(&id, thread)| match &thread.wait {
-                Some(Wait {
-                    reason: WaitReason::Futex { address: at, bits: of, order, .. },
-                    woken: false,
-                    ..
-                }) if *at == address && of & bits != 0 => Some((*order, id)),
+                }) if futex.is_of(*address, *place) && of & bits != 0 => Some((*order, id)),
                 _ => None,
             })
             .collect();
@@ -375,12 +384,15 @@ mod tests {
             threads.add(thread)
         };
         let (first, second) = (wait(1), wait(3));
-        assert_eq!(threads.waiting(64, 1), [first, second]);
-        assert_eq!(threads.waiting(64, 2), [second]);
-        assert!(threads.waiting(60, u32::MAX).is_empty());
+        let futex = FutexKey::Private(64);
+        assert_eq!(threads.waiting(futex, 1), [first, second]);
+        assert_eq!(threads.waiting(futex, 2), [second]);
+        for other in [FutexKey::Private(60), FutexKey::Shared(Node(1), 64)] {
+            assert!(threads.waiting(other, u32::MAX).is_empty());
+        }
         if let Some(wait) = threads.get_mut(first).and_then(|thread| thread.wait.as_mut()) {
             wait.woken = true;
         }
-        assert_eq!(threads.waiting(64, 1), [second]);
+        assert_eq!(threads.waiting(futex, 1), [second]);
     }
 }

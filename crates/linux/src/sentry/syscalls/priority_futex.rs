@@ -56,7 +56,7 @@ impl Sentry {
         let value = int_in(process, word)?;
         copy_out(process, word, &(value | WAITERS).to_le_bytes())?;
         let order = self.change().current_mut().threads.next_order();
-        let place = self.shared_place(word);
+        let place = self.shared_futex(word).place();
         let reason = WaitReason::Futex { address: word, bits: u32::MAX, order, place };
         Ok(SyscallControl::Wait(Wait::new(reason, until)))
     }
@@ -79,16 +79,17 @@ impl Sentry {
         if int_in(process, word)? & OWNER != self.state.current().threads.current_id() {
             return Err(Errno::PERM.into());
         }
-        let place = self.shared_place(word);
+        let futex = self.shared_futex(word);
+        let is_shared = futex.place().is_some() && !self.state.processes.is_single();
         let state = self.change();
-        let mut waiting = state.processes.current.threads.waiting(word, u32::MAX);
+        let mut waiting = state.processes.current.threads.waiting(futex, u32::MAX);
         let mut heir = None;
         if let Some(&id) = waiting.first() {
             heir =
                 state.processes.current.threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
-        } else if let Some(place) = place {
+        } else if is_shared {
             for threads in state.processes.other_threads_mut() {
-                waiting = threads.waiting_in(place, u32::MAX);
+                waiting = threads.waiting(futex, u32::MAX);
                 if let Some(&id) = waiting.first() {
                     heir = threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
                     break;
@@ -98,7 +99,7 @@ impl Sentry {
         let new = match (heir, waiting.first()) {
             (Some(wait), Some(&id)) => {
                 wait.woken = true;
-                id | if waiting.len() > 1 || place.is_some() { WAITERS } else { 0 }
+                id | if waiting.len() > 1 || is_shared { WAITERS } else { 0 }
             }
             _ => 0,
         };

@@ -118,7 +118,8 @@ impl Sentry {
         // Its release may have woken no thread yet.
         let owned = word & OWNER == thread && word & WAITERS != 0;
         if owned || pending && word & OWNER == 0 {
-            self.wake(at, 1, u32::MAX);
+            let futex = self.shared_futex(at);
+            self.wake(futex, 1, u32::MAX);
         }
         Ok(())
     }

@@ -1,12 +1,11 @@
 //! System calls that create, end and suspend threads, and futexes.
 
-use afresh_files::Node;
 use rustix::io::Errno;
 
 use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
 use crate::sentry::kernel::streams::End;
-use crate::sentry::kernel::threads::{NO_STACK, Thread, Wait, WaitReason};
+use crate::sentry::kernel::threads::{FutexKey, NO_STACK, Thread, Wait, WaitReason};
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
@@ -104,7 +103,8 @@ impl Sentry {
         }
         if cleared != 0 {
             let _ = process.write(cleared, &[0; 4])?;
-            self.wake(cleared, 1, u32::MAX);
+            let futex = self.shared_futex(cleared);
+            self.wake(futex, 1, u32::MAX);
         }
         Ok(SyscallControl::Gone)
     }
@@ -122,9 +122,9 @@ impl Sentry {
         Ok(SyscallControl::Value(self.state.current().threads.current_id().into()))
     }
 
-    /// Wakes up to `count` waiters at `address`, and returns their number.
-    pub(in crate::sentry) fn wake(&mut self, address: u64, count: u32, bits: u32) -> u64 {
-        let waiting = self.state.current().threads.waiting(address, bits);
+    /// Wakes up to `count` waiters of a futex, and returns their number.
+    pub(in crate::sentry) fn wake(&mut self, futex: FutexKey, count: u32, bits: u32) -> u64 {
+        let waiting = self.state.current().threads.waiting(futex, bits);
         let woken = waiting.len().min(count as usize);
         if woken > 0 {
             let threads = &mut self.change().current_mut().threads;
@@ -134,26 +134,36 @@ impl Sentry {
                 }
             }
         }
-        woken as u64 + self.wake_others(address, count - woken as u32, bits)
+        woken as u64 + self.wake_others(futex, count - woken as u32, bits)
     }
 
-    /// The place of the word at `address` in a shared file.
-    pub(in crate::sentry) fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
-        if self.state.processes.is_single() {
-            return None;
+    /// The futex whose word is at `address`, if the call has these flags.
+    fn futex_at(&self, address: u64, flags: i32) -> FutexKey {
+        match flags & PRIVATE {
+            0 => self.shared_futex(address),
+            _ => FutexKey::Private(address),
         }
-        let parts = self.state.layout.parts(&(address..address.checked_add(1)?));
-        let share = parts.first().and_then(|(_, mapping)| mapping.share)?;
-        Some((share.node, share.offset(address)))
+    }
+
+    /// The futex whose word is at `address`, which may be in shared memory.
+    pub(in crate::sentry) fn shared_futex(&self, address: u64) -> FutexKey {
+        let shared = || {
+            let parts = self.state.layout.parts(&(address..address.checked_add(1)?));
+            let share = parts.first().and_then(|(_, mapping)| mapping.share)?;
+            Some(FutexKey::Shared(share.node, share.offset(address)))
+        };
+        shared().unwrap_or(FutexKey::Private(address))
     }
 
     /// Wakes up to `count` threads of other processes that wait at the same place of shared memory;
     /// how many.
-    fn wake_others(&mut self, address: u64, count: u32, bits: u32) -> u64 {
-        let Some(place) = self.shared_place(address).filter(|_| count > 0) else { return 0 };
+    fn wake_others(&mut self, futex: FutexKey, count: u32, bits: u32) -> u64 {
+        if futex.place().is_none() || count == 0 || self.state.processes.is_single() {
+            return 0;
+        }
         let mut left = count as usize;
         for threads in self.change().processes.other_threads_mut() {
-            for id in threads.waiting_in(place, bits).into_iter().take(left) {
+            for id in threads.waiting(futex, bits).into_iter().take(left) {
                 if let Some(wait) = threads.get_mut(id).and_then(|thread| thread.wait.as_mut()) {
                     wait.woken = true;
                     left -= 1;
@@ -200,37 +210,46 @@ impl Sentry {
                     }
                 };
                 let order = self.change().current_mut().threads.next_order();
-                let place = match futex_op & PRIVATE {
-                    0 => self.shared_place(uaddr),
-                    _ => None,
-                };
+                let place = self.futex_at(uaddr, futex_op).place();
                 let reason = WaitReason::Futex { address: uaddr, bits, order, place };
                 Ok(SyscallControl::Wait(Wait::new(reason, until)))
             }
-            WAKE => Ok(SyscallControl::Value(self.wake(uaddr, wakes(val), u32::MAX))),
+            WAKE => {
+                let futex = self.futex_at(uaddr, futex_op);
+                Ok(SyscallControl::Value(self.wake(futex, wakes(val), u32::MAX)))
+            }
             WAKE_BITSET if val3 as u32 == 0 => Err(Errno::INVAL.into()),
-            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(uaddr, wakes(val), val3 as u32))),
+            WAKE_BITSET => {
+                let futex = self.futex_at(uaddr, futex_op);
+                Ok(SyscallControl::Value(self.wake(futex, wakes(val), val3 as u32)))
+            }
             kind @ (REQUEUE | CMP_REQUEUE) => {
                 if kind == CMP_REQUEUE && int_in(process, uaddr)? != val3 as u32 {
                     return Err(Errno::AGAIN.into());
                 }
-                let woken = self.wake(uaddr, val as u32, u32::MAX);
-                let waiting = self.state.current().threads.waiting(uaddr, u32::MAX);
+                let from = self.futex_at(uaddr, futex_op);
+                let to = self.futex_at(uaddr2, futex_op).place();
+                let woken = self.wake(from, val as u32, u32::MAX);
+                let waiting = self.state.current().threads.waiting(from, u32::MAX);
                 let moved = waiting.len().min(timeout as u32 as usize);
                 let threads = &mut self.change().current_mut().threads;
                 for id in &waiting[..moved] {
                     let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
-                    if let Some(Wait { reason: WaitReason::Futex { address, .. }, .. }) = wait {
-                        *address = uaddr2;
+                    if let Some(Wait { reason: WaitReason::Futex { address, place, .. }, .. }) =
+                        wait
+                    {
+                        (*address, *place) = (uaddr2, to);
                     }
                 }
                 Ok(SyscallControl::Value(woken + moved as u64))
             }
             WAKE_OP => {
                 let holds = operate(process, uaddr2, val3 as u32)?;
-                let mut woken = self.wake(uaddr, wakes(val), u32::MAX);
+                let futex = self.futex_at(uaddr, futex_op);
+                let mut woken = self.wake(futex, wakes(val), u32::MAX);
                 if holds {
-                    woken += self.wake(uaddr2, wakes(timeout), u32::MAX);
+                    let second = self.futex_at(uaddr2, futex_op);
+                    woken += self.wake(second, wakes(timeout), u32::MAX);
                 }
                 Ok(SyscallControl::Value(woken))
             }
