@@ -183,6 +183,9 @@ impl Guest {
                     return self.finish(&Call { place: Trap::Stub, ..call }, value);
                 }
                 SyscallControl::Value(value) => return self.finish(&call, value),
+                SyscallControl::Memory(value, change) if change.is_large() => {
+                    return self.enact_in_parts(&call, value, change, deadline);
+                }
                 SyscallControl::Memory(value, change) => {
                     if let Trap::Kernel(id) = call.place {
                         if change.is_empty() && !self.sentry.unattached {

@@ -44,6 +44,7 @@ mod host_program;
 mod http;
 mod instance;
 mod ioctl;
+mod large_change;
 mod limits;
 mod load;
 mod outbound;

@@ -14,7 +14,10 @@ use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
 use crate::platform::Continuation;
-use crate::sentry::{ArgumentStrings, Change, Content, Executable, FileBacking, PAGE, path_of_name};
+use crate::sentry::{
+    ArgumentStrings, Change, Content, Executable, FileBacking, FilePart, MAX_WHOLE, PAGE,
+    path_of_name,
+};
 
 /// Address of programs that can be at any address.
 const BASE: u64 = 0x5555_5555_4000;
@@ -165,10 +168,10 @@ impl ExecCommand {
             }
             let (head, size) = read_head(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
             let Some(line) = head.strip_prefix(b"#!") else {
+                let real = path_of_name(tree, place.directory, &place.name)?;
                 let program = Object::new(&path, node, &head, size);
                 let loadable = program
                     .and_then(|program| Loadable::new(tree, &named, real, program, (args, env)));
-                let real = path_of_name(tree, place.directory, &place.name)?;
                 return loadable.map_err(|error| match error {
                     WarmError::NotFound(_) => Errno::NOENT,
                     _ => Errno::NOEXEC,
@@ -220,6 +223,10 @@ fn map(
             shows.then(|| contents.show(&state.tree, *node, (bytes.start, len, protection), most));
         let content = match shown {
             Some(Ok(Some((shown, len)))) => Content::Shown(shown, len, protection),
+            _ if part.file_len > MAX_WHOLE => {
+                let part = FilePart::new(&state.tree, *node, bytes);
+                Content::Copied(part.map_err(|_| WarmError::NotFound(path.clone()))?)
+            }
             _ => {
                 let bytes = read_part(&state.tree, *node, bytes);
                 Content::Bytes(bytes.ok_or_else(|| WarmError::NotFound(path.clone()))?)

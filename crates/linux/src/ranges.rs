@@ -71,6 +71,20 @@ impl Ranges {
     }
 }
 
+/// Bytes of `parts` outside `mapped`.
+pub(crate) fn bytes_beside(parts: Vec<Range<u64>>, mapped: &Ranges) -> u64 {
+    let mut all = Ranges::default();
+    parts.into_iter().for_each(|part| all.insert(part));
+    parts_beside(&all, mapped).into_iter().map(|part| part.end - part.start).sum()
+}
+
+/// The parts of `ranges` outside `mapped`.
+pub(crate) fn parts_beside(ranges: &Ranges, mapped: &Ranges) -> Vec<Range<u64>> {
+    let mut left = ranges.clone();
+    mapped.iter().for_each(|part| left.remove(part));
+    left.iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -55,6 +55,7 @@ pub(crate) use kernel::threads::{Wait, WaitReason};
 use kernel::time::MonotonicTime;
 pub(crate) use kernel::time::StoppedClock;
 pub(crate) use mm::file_backing::{FileBacking, SharedMapping};
+pub(crate) use mm::file_part::{FilePart, MAX_WHOLE};
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub use mm::memory_peak::MemoryPeak;
 pub(crate) use mm::stub_calls::{Change, Content, StubCall, protect_call, unmap_call};

@@ -16,6 +16,9 @@
 //! file in the tree while it is live without a `publish` of its pages before and a `refresh` after.
 //! If its size changes, the page of the old end is among them.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +30,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::platform::PlatformError;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, bytes_beside, parts_beside};
 use crate::shared_memory_file::{MAX_OFFSET, PAGE, SharedFile, failed};
 
 /// Bytes that are compared at a time.
@@ -60,6 +63,9 @@ struct LiveFile {
     size: u64,
     /// Whether guest processes may have written the memory.
     written: bool,
+    /// Bytes that take memory outside mapped parts, and those parts, where they are counted.
+    /// Accesses of guest processes do not change them.
+    unmapped: Option<(Ranges, u64)>,
 }
 
 /// Pages of a memory file that a change of its file has given memory, and others whose memory it
@@ -97,14 +103,20 @@ impl LiveFile {
         let hole = empty.create_unnamed(0o600, Time::default()).map_err(errno)?;
         empty.set_size(hole, size, Time::default()).map_err(errno)?;
         let synced = empty.bytes_of(hole).map_err(errno)?;
-        Ok(Self { memory: Arc::new(SharedFile(memory)), synced, size, written: false })
+        Ok(Self {
+            memory: Arc::new(SharedFile(memory)),
+            synced,
+            size,
+            written: false,
+            unmapped: None,
+        })
     }
 
     /// Sets the size of the memory. Bytes that the guest wrote beyond the end of the file are lost,
     /// as on any Linux.
     fn resize(&mut self, size: u64) -> Result<(), PlatformError> {
         let whole = self.size.next_multiple_of(PAGE);
-        if self.written && whole != self.size {
+        if self.written && whole != self.size && self.memory.holes(self.size..whole)?.is_empty() {
             self.memory.0.set_len(whole as usize).map_err(failed)?;
             let tail = vec![0; (whole - self.size) as usize];
             self.memory.0.write_at(&tail, self.size as usize).map_err(failed)?;
@@ -115,6 +127,39 @@ impl LiveFile {
             self.size = size;
         }
         Ok(())
+    }
+
+    /// Bytes that take memory outside `mapped` parts. The work is proportional to the parts that
+    /// were mapped or unmapped since the last count.
+    fn count_unmapped(&mut self, mapped: &Ranges) -> Result<u64, PlatformError> {
+        let bytes = match &self.unmapped {
+            Some((before, bytes)) if before == mapped => return Ok(*bytes),
+            Some((before, bytes)) => {
+                let mut bytes = *bytes;
+                for part in parts_beside(before, mapped) {
+                    bytes = bytes.saturating_add(self.memory.resident_within(part)?);
+                }
+                for part in parts_beside(mapped, before) {
+                    bytes = bytes.saturating_sub(self.memory.resident_within(part)?);
+                }
+                bytes
+            }
+            None => bytes_beside(self.memory.data()?, mapped),
+        };
+        self.unmapped = Some((mapped.clone(), bytes));
+        Ok(bytes)
+    }
+
+    /// As [`Self::refresh`], and counts the change.
+    fn refresh_counted(&mut self, tree: &Tree, node: Node) -> Result<Repopulated, PlatformError> {
+        let counted = self.unmapped.take();
+        let change = self.refresh(tree, node)?;
+        self.unmapped = counted.map(|(mapped, bytes)| {
+            let beside = |ranges: &Ranges| bytes_beside(ranges.iter().collect(), &mapped);
+            let (filled, freed) = (beside(&change.filled), beside(&change.freed));
+            (mapped, bytes.saturating_add(filled).saturating_sub(freed))
+        });
+        Ok(change)
     }
 
     /// Gives the memory the bytes of the file in `parts`, where it has others.
@@ -199,6 +244,7 @@ impl LiveFile {
     /// Makes the memory equal to the file, whatever was written to it. Pages that guest processes
     /// have touched take no memory any more, unless the file stores them.
     fn restore(&mut self, tree: &Tree, node: Node) -> Result<(), PlatformError> {
+        self.unmapped = None;
         let stored = tree.stored_ranges(node).map_err(refused)?;
         self.memory.release_all_but(&stored)?;
         if self.written {
@@ -275,27 +321,15 @@ fn write_paid(
     written.map(drop)
 }
 
-/// Bytes of `parts` outside `mapped`.
-pub(crate) fn bytes_beside(parts: Vec<Range<u64>>, mapped: &Ranges) -> u64 {
-    let mut left = Ranges::default();
-    parts.into_iter().for_each(|part| left.insert(part));
-    mapped.iter().for_each(|part| left.remove(part));
-    left.iter().map(|part| part.end - part.start).sum()
-}
-
 impl SharedFiles {
     /// Bytes of live files that take memory outside their `mapped` parts.
     pub(crate) fn unmapped_bytes(
-        &self,
+        &mut self,
         mapped: &BTreeMap<Node, Ranges>,
     ) -> Result<u64, PlatformError> {
         let (mut bytes, none) = (0, Ranges::default());
-        for (node, live) in &self.0 {
-            let (mapped, whole) = (mapped.get(node).unwrap_or(&none), 0..live.size);
-            // Mostly all of it is mapped.
-            if mapped.within(whole.clone()).as_slice() != std::slice::from_ref(&whole) {
-                bytes += bytes_beside(live.memory.data()?, mapped);
-            }
+        for (node, live) in &mut self.0 {
+            bytes += live.count_unmapped(mapped.get(node).unwrap_or(&none))?;
         }
         Ok(bytes)
     }
@@ -396,7 +430,8 @@ impl SharedFiles {
         tree: &Tree,
         node: Node,
     ) -> Result<Repopulated, PlatformError> {
-        self.0.get_mut(&node).map_or(Ok(Repopulated::default()), |live| live.refresh(tree, node))
+        let none = || Ok(Repopulated::default());
+        self.0.get_mut(&node).map_or_else(none, |live| live.refresh_counted(tree, node))
     }
 
     /// Keeps only files of this kind.
@@ -455,82 +490,5 @@ impl SharedFiles {
             }
         }
         Ok(None)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn after_a_reset_memory_has_the_bytes_of_the_file_and_no_other_pages() {
-        let (mut tree, now) = (Tree::new(Budget::default()), Time::default());
-        let node = tree.write_path("/a", b"first", now).unwrap();
-        // Far more than could be compared.
-        tree.set_size(node, 1 << 50, now).unwrap();
-        tree.write(node, 9 * PAGE, &[7; 9], now).unwrap();
-        let (mut files, live) = (SharedFiles::default(), BTreeSet::from([node]));
-        files.restore(&tree, &live).unwrap();
-        let memory = files.get(node).unwrap().clone();
-        assert_eq!(memory.0.resident_bytes() as u64, 2 * PAGE);
-        for page in [0, 3, 9, 20, 1 << 30] {
-            memory.0.write_at(&[1; PAGE_SIZE], page * PAGE_SIZE).unwrap();
-        }
-        let mapped = BTreeMap::from([(node, Ranges::default())]);
-        assert_eq!(files.unmapped_bytes(&mapped).unwrap(), 5 * PAGE);
-        // The call has also written the file, and given it another size.
-        let mut changed = tree.clone();
-        files.publish(&mut changed, node, 0..u64::MAX, now).unwrap();
-        changed.set_size(node, 5 * PAGE, now).unwrap();
-        files.refresh(&changed, node).unwrap();
-        assert!(files.differing(&changed).unwrap().is_none());
-        assert!(files.differing(&tree).unwrap().is_some());
-        files.restore(&tree, &live).unwrap();
-        assert_eq!(files.differing(&tree).unwrap(), None);
-        assert_eq!(memory.0.resident_bytes() as u64, 2 * PAGE);
-        assert_eq!((memory.0.bytes(), files.nodes()), (1 << 50, live));
-    }
-
-    #[test]
-    fn only_pages_of_the_published_range_reach_the_tree() {
-        let (mut tree, now) = (Tree::new(Budget::default()), Time::default());
-        let node = tree.write_path("/a", &[0; 8 * PAGE_SIZE], now).unwrap();
-        let mut files = SharedFiles::default();
-        files.restore(&tree, &BTreeSet::from([node])).unwrap();
-        let memory = files.get(node).unwrap().clone();
-        for page in [1, 4, 7] {
-            memory.0.write_at(&[1; PAGE_SIZE], page * PAGE_SIZE).unwrap();
-        }
-        files.publish(&mut tree, node, 4 * PAGE + 9..4 * PAGE + 10, now).unwrap();
-        let mut bytes = vec![0; 8 * PAGE_SIZE];
-        tree.read(node, 0, &mut bytes).unwrap();
-        let written: Vec<_> = (0..8).filter(|page| bytes[page * PAGE_SIZE] == 1).collect();
-        assert_eq!(written, [4]);
-        files.read_over(node, 0, &mut bytes).unwrap();
-        let read: Vec<_> = (0..8).filter(|page| bytes[page * PAGE_SIZE] == 1).collect();
-        assert_eq!(read, [1, 4, 7]);
-        // A change of other pages leaves the rest as guest processes wrote it.
-        tree.write(node, 9 * PAGE, &[2; PAGE_SIZE], now).unwrap();
-        let change = files.refresh(&tree, node).unwrap();
-        assert!(change.filled.iter().eq(std::iter::once(9 * PAGE..10 * PAGE)));
-        tree.set_size(node, 7 * PAGE, now).unwrap();
-        let change = files.refresh(&tree, node).unwrap();
-        let freed: Vec<_> = change.freed.iter().collect();
-        assert_eq!(freed, [7 * PAGE..8 * PAGE, 9 * PAGE..10 * PAGE]);
-        files.publish(&mut tree, node, 0..u64::MAX, now).unwrap();
-        assert_eq!(files.differing(&tree).unwrap(), None);
-    }
-
-    #[test]
-    fn a_file_becomes_live_within_the_room_that_is_left() {
-        let (mut tree, now) = (Tree::new(Budget::default()), Time::default());
-        let node = tree.write_path("/a", &[1; 4 * PAGE_SIZE], now).unwrap();
-        let mut mapped = Ranges::default();
-        mapped.insert(PAGE..2 * PAGE);
-        let add = |room| {
-            let mut files = SharedFiles::default();
-            files.add(&tree, node, true, &mapped, room * PAGE)
-        };
-        assert_eq!((add(2), add(3)), (Err(Errno::NOMEM), Ok(())));
     }
 }

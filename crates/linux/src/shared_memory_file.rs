@@ -58,6 +58,29 @@ impl SharedFile {
         Ok(Some(start..seek(&self.0, SeekFrom::Hole(start)).map_err(failed)?))
     }
 
+    /// Where the next data or hole of a file of `size` bytes begins; `ENXIO` from its end on.
+    pub(crate) fn seek(&self, offset: u64, size: u64, is_data: bool) -> Result<u64, Errno> {
+        if offset >= size {
+            return Err(Errno::NXIO);
+        }
+        let found = match is_data {
+            true => seek(&self.0, SeekFrom::Data(offset))?,
+            false => seek(&self.0, SeekFrom::Hole(offset)).unwrap_or(offset),
+        };
+        match is_data && found >= size {
+            true => Err(Errno::NXIO),
+            false => Ok(found.min(size)),
+        }
+    }
+
+    /// Bytes of the pages of `range` that take memory.
+    pub(crate) fn resident_within(&self, range: Range<u64>) -> Result<u64, PlatformError> {
+        let end = range.end.min(MAX_OFFSET).next_multiple_of(PAGE);
+        let start = (range.start / PAGE * PAGE).min(end);
+        let holes: u64 = self.holes(start..end)?.iter().map(|hole| hole.end - hole.start).sum();
+        Ok(end - start - holes)
+    }
+
     /// All parts that take memory, in whole pages.
     pub(crate) fn data(&self) -> Result<Vec<Range<u64>>, PlatformError> {
         self.data_within(0..u64::MAX)

@@ -1,6 +1,7 @@
 //! Memory of guest processes: layout, shared mappings and copies in and out.
 
 pub(super) mod file_backing;
+pub(super) mod file_part;
 pub(super) mod layout;
 pub(super) mod memory_peak;
 pub(super) mod past_end;

@@ -29,6 +29,7 @@ mod inside;
 mod ipc;
 mod isolation;
 mod local_sockets;
+mod large_calls;
 mod messages;
 mod model;
 mod namespaces;

@@ -351,7 +351,7 @@ impl Layout {
         let (start, len) = (range.start, range.end - range.start);
         self.insert(range, protection, content.is_some());
         let mut change = Change::default();
-        let copied = matches!(content, Some(Content::Bytes(_)));
+        let copied = matches!(content, Some(Content::Bytes(_) | Content::Copied(_)));
         let first = if copied { READ_WRITE } else { protection };
         // The new mapping takes its place.
         let whole = match content {

@@ -15,7 +15,7 @@ use afresh_files::{FileBytes, Node, Tree};
 use rustix::io::Errno;
 
 use crate::platform::{Call, PlatformError, Process};
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, bytes_beside};
 use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::state::Kernel;
@@ -24,7 +24,7 @@ use crate::sentry::mm::file_backing::SharedMapping;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::stub_calls::Content;
 use crate::sentry::result::{SyscallError, SyscallResult};
-use crate::shared_files::{Repopulated, bytes_beside, max_live_size};
+use crate::shared_files::{Repopulated, max_live_size};
 use crate::shared_memory_file::{LiveMapping, MAX_OFFSET};
 
 /// Whether a file that is opened with these flags loses its bytes.
@@ -413,9 +413,6 @@ impl Sentry {
             (node, end..end.saturating_add(1))
         };
         match call.number {
-            libc::SYS_lseek if matches!(a[2] as i32, libc::SEEK_DATA | libc::SEEK_HOLE) => {
-                of(a[0]).map(|node| (node, a[1]..u64::MAX)).collect()
-            }
             libc::SYS_ftruncate => of(a[0]).map(|node| end(node, a[1])).collect(),
             libc::SYS_truncate => self.lasting().into_iter().map(|node| end(node, a[1])).collect(),
             libc::SYS_fallocate => {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::file_cache::MappedRange;
+use crate::sentry::mm::file_part::{FilePart, MAX_WHOLE};
 use crate::shared_memory_file::SharedFile;
 
 /// A call for the stub to make: number and arguments.
@@ -14,6 +15,8 @@ pub(crate) type StubCall = [u64; 7];
 pub(crate) enum Content {
     /// Bytes, which are copied into it.
     Bytes(Vec<u8>),
+    /// Bytes of a file, which are copied into it in pieces.
+    Copied(FilePart),
     /// Bytes of a file, so many in whole pages, which it shows with this protection.
     Shown(MappedRange, u64, u64),
     /// The memory of a live file from an offset on, so many bytes with this protection.
@@ -43,12 +46,19 @@ impl Change {
         before.is_empty() && !fills && copies.is_empty() && after.is_empty()
     }
 
+    /// Whether it copies so much memory that its call has to look at its deadline meanwhile.
+    pub(crate) fn is_large(&self) -> bool {
+        let copied = self.copies.iter().map(|[.., len]| *len).sum::<u64>();
+        copied > MAX_WHOLE || matches!(self.content, Some((_, Content::Copied(_))))
+    }
+
     /// The addresses that it maps, unmaps, fills or protects. They may overlap.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let orders = self.before.iter().chain(&self.after);
         let content = self.content.iter().map(|(start, content)| {
             let len = match content {
                 Content::Bytes(bytes) => bytes.len() as u64,
+                Content::Copied(part) => part.len(),
                 Content::Shown(_, len, _) | Content::Shared(_, _, len, _) => *len,
             };
             *start..start + len

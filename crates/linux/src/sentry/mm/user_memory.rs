@@ -82,6 +82,65 @@ pub(in crate::sentry) fn path_in(process: &Process, address: u64) -> SyscallResu
     Err(Errno::NAMETOOLONG.into())
 }
 
+/// A page of guest memory that was read last.
+#[derive(Default)]
+struct ReadPage {
+    start: Option<u64>,
+    bytes: Vec<u8>,
+}
+
+impl ReadPage {
+    /// The bytes from `address` to the end of its page.
+    fn rest(&mut self, process: &Process, address: u64) -> SyscallResult<&[u8]> {
+        let start = address - address % PAGE;
+        if self.start != Some(start) {
+            (self.start, self.bytes) = (None, copy_in(process, start, PAGE as usize)?);
+            self.start = Some(start);
+        }
+        Ok(&self.bytes[(address - start) as usize..])
+    }
+}
+
+/// Reads pointers and strings of a process that stands still, with one call for those of a page.
+pub(in crate::sentry) struct PageReader<'a> {
+    process: &'a Process,
+    words: ReadPage,
+    strings: ReadPage,
+}
+
+impl<'a> PageReader<'a> {
+    pub(in crate::sentry) fn new(process: &'a Process) -> Self {
+        Self { process, words: ReadPage::default(), strings: ReadPage::default() }
+    }
+
+    /// A word.
+    pub(in crate::sentry) fn word(&mut self, address: u64) -> SyscallResult<u64> {
+        match self.words.rest(self.process, address)?.first_chunk() {
+            Some(bytes) => Ok(u64::from_le_bytes(*bytes)),
+            None => word_in(self.process, address),
+        }
+    }
+
+    /// Bytes up to a zero, fewer than `limit`; `E2BIG` without a zero among them.
+    pub(in crate::sentry) fn string(
+        &mut self,
+        address: u64,
+        limit: usize,
+    ) -> SyscallResult<Vec<u8>> {
+        let mut string = Vec::new();
+        while string.len() < limit {
+            let at = address.wrapping_add(string.len() as u64);
+            let piece = self.strings.rest(self.process, at)?;
+            let end = piece.iter().position(|&byte| byte == 0);
+            string.extend(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                return Ok(string);
+            }
+        }
+        Err(Errno::TOOBIG.into())
+    }
+}
+
 /// The length of the part of a range that is in its first page.
 fn first_page(start: u64, len: usize) -> usize {
     len.min((PAGE - start % PAGE) as usize)

@@ -14,6 +14,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::file_backing::FileBacking;
+use crate::sentry::mm::file_part::{FilePart, MAX_WHOLE};
 use crate::sentry::mm::layout::{PAGE, pages};
 use crate::sentry::mm::shared::writes;
 use crate::sentry::mm::stub_calls::{Change, Content};
@@ -312,7 +313,11 @@ impl Sentry {
         if let Some((shown, len)) = shown {
             return Ok(Content::Shown(shown, len, protection));
         }
-        let mut bytes = vec![0; len.min(stat.size.saturating_sub(offset)) as usize];
+        let len = len.min(stat.size.saturating_sub(offset));
+        if len > MAX_WHOLE {
+            return Ok(Content::Copied(FilePart::new(tree, node, offset..offset + len)?));
+        }
+        let mut bytes = vec![0; len as usize];
         let read = tree.read(node, offset, &mut bytes)?;
         bytes.truncate(read);
         Ok(Content::Bytes(bytes))

@@ -15,7 +15,7 @@ use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
-use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
+use crate::sentry::mm::user_memory::{PageReader, copy_out, path_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::AT_FDCWD;
 
@@ -163,8 +163,9 @@ impl Sentry {
         }
         let (path, from) = self.program_at(at, path)?;
         let mut left = BYTES;
-        let args = strings_in(process, strings.0, &mut left)?;
-        let env = strings_in(process, strings.1, &mut left)?;
+        let mut pages = PageReader::new(process);
+        let args = strings_in(&mut pages, strings.0, &mut left)?;
+        let env = strings_in(&mut pages, strings.1, &mut left)?;
         let passes_bits = self.state.passes_bits();
         Ok(SyscallControl::Exec(Box::new(ExecCommand { path, from, args, env, passes_bits })))
     }
@@ -332,42 +333,27 @@ impl Sentry {
     }
 }
 
-/// Copies in a list of strings.
-fn strings_in(process: &Process, at: u64, left: &mut usize) -> SyscallResult<Vec<Vec<u8>>> {
+/// Copies in a list of strings. Consecutive strings and pointers of one page are read together: a
+/// list may have [`STRINGS`] of them, and each read is a call.
+fn strings_in(
+    pages: &mut PageReader<'_>,
+    at: u64,
+    left: &mut usize,
+) -> SyscallResult<Vec<Vec<u8>>> {
     let mut strings = Vec::new();
     if at == 0 {
         return Ok(strings);
     }
     loop {
-        let address = word_in(process, at.wrapping_add(8 * strings.len() as u64))?;
+        let address = pages.word(at.wrapping_add(8 * strings.len() as u64))?;
         if address == 0 {
             return Ok(strings);
         }
-        let string = string_in(process, address, MAX_ARGUMENT.min(*left))?;
+        let string = pages.string(address, MAX_ARGUMENT.min(*left))?;
         *left = left.checked_sub(string.len() + 9).ok_or(Errno::TOOBIG)?;
         strings.push(string);
         if strings.len() > STRINGS {
             return Err(Errno::TOOBIG.into());
         }
     }
-}
-
-/// Bytes up to a zero, at most so many.
-fn string_in(process: &Process, address: u64, most: usize) -> SyscallResult<Vec<u8>> {
-    let mut string = Vec::new();
-    while string.len() < most {
-        let at = address.wrapping_add(string.len() as u64);
-        // Up to the end of a page: the next page may not be mapped.
-        let piece = copy_in(
-            process,
-            at,
-            (crate::sentry::PAGE - at % crate::sentry::PAGE).min(512) as usize,
-        )?;
-        if let Some(end) = piece.iter().position(|&byte| byte == 0) {
-            string.extend(&piece[..end]);
-            return Ok(string);
-        }
-        string.extend(piece);
-    }
-    Err(Errno::TOOBIG.into())
 }

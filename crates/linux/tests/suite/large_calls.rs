@@ -1,0 +1,155 @@
+//! Single calls of a guest that are large: their memory in this process is bounded, and they end at
+//! the time limit.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use std::time::Duration;
+
+use afresh_linux::{Instance, Program};
+use afresh_sys::run_isolated;
+
+use crate::common;
+use crate::common::states::ask;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+const SCRIPT: &str = r#"
+import ctypes, errno, mmap, os, shutil, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mremap.restype = libc.mmap.restype = ctypes.c_void_p
+def error(work, *args):
+    try: return work(*args)
+    except OSError as e: return errno.errorcode[e.errno]
+def nested():
+    # Below it, a path has 255,000 bytes.
+    os.chdir("/tmp"); name = "d" * 255
+    for _ in range(1000): os.mkdir(name); os.chdir(name)
+    with open("f", "wb") as file: file.write(bytes(16384))
+def maps():
+    fd = os.open("f", os.O_RDONLY)
+    for n in range(2000): libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE, fd, n % 2 * 8192)
+    text = open("/proc/self/maps").read()
+    # A path that no call takes is left out.
+    return [text.count("r--p 00000000") >= 1000, text.endswith("\n"), "d" * 255 in text]
+def run():
+    shutil.copy("/bin/true", "t")
+    return error(os.execv, "./t", ["t"])
+def read_link():
+    fd = os.open("f", os.O_RDONLY)
+    return error(os.readlink, f"/proc/self/fd/{fd}")
+def full():
+    with open("/tmp/fill", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)): pass
+        except OSError: pass
+        file.truncate(file.tell() // 4096 * 4096 - 4096)
+    answers = [error(lambda: open(f"/proc/self/{name}").read()[-1:]) for name in ("smaps", "limits")]
+    os.unlink("/tmp/fill")
+    return answers + [open("/proc/self/smaps").read()[-1:]]
+def sparse():
+    with open("/tmp/sparse", "wb+") as file:
+        file.write(b"first"); file.truncate(600 << 20)
+        os.pwrite(file.fileno(), b"middle", 300 << 20); os.pwrite(file.fileno(), b"last", (600 << 20) - 4)
+        view = mmap.mmap(file.fileno(), 600 << 20, mmap.MAP_PRIVATE)
+    view[1:2] = b"I"
+    parts = [view[:6], view[1 << 20:(1 << 20) + 2], view[300 << 20:(300 << 20) + 6], view[-5:]]
+    view.close(); os.unlink("/tmp/sparse")
+    return parts
+def many(): return error(os.execv, "/nonexistent", ["x"] + [""] * 199999)
+def moved():
+    """Memory that moves in several parts keeps its bytes."""
+    size, anonymous = 40 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    at = libc.mmap(None, size, 3, anonymous, -1, 0)
+    for offset in range(0, size, 1 << 20): ctypes.memset(at + offset, 1 + (offset >> 20), 1)
+    to = libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_size_t(size), 3, ctypes.c_void_p(0x100000000000))
+    found = [ctypes.string_at(to + offset, 2) for offset in range(0, size, 1 << 20)]
+    libc.munmap(ctypes.c_void_p(to), ctypes.c_size_t(size))
+    return found == [bytes([1 + n, 0]) for n in range(40)]
+def moves():
+    size = 40 << 20
+    at = libc.mmap(None, size, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    ctypes.memset(at, 7, size)
+    places = [0x100000000000, 0x110000000000]
+    while True:
+        places.reverse()
+        at = libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_size_t(size), 3, ctypes.c_void_p(places[0]))
+def echo(): return "echo"
+for line in sys.stdin:
+    print(globals()[line.strip()](), flush=True)
+"#;
+
+fn instance(shape: impl Fn(Program) -> Program) -> Option<Instance> {
+    let program = common::python()?.arg("/app.py").file("/app.py", SCRIPT).request("echo\n");
+    let program = program.time_limit(LIMIT).start_limit(LIMIT);
+    Some(common::here(shape(program).warm())?.instance())
+}
+
+/// The bytes of memory of this process at most, since `work` began, beyond those before it.
+fn peak_growth(work: impl FnOnce()) -> u64 {
+    let status = |field: &str| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap().to_owned();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    // The peak counts from now on.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status("VmRSS:");
+    work();
+    status("VmHWM:").saturating_sub(before)
+}
+
+#[test]
+fn mappings_of_a_file_in_a_deep_directory_take_little_memory_to_list() {
+    run_isolated(
+        "large_calls::mappings_of_a_file_in_a_deep_directory_take_little_memory_to_list",
+        || {
+            let Some(mut instance) = instance(|program| program) else { return };
+            assert_eq!(ask(&mut instance, "nested"), "None");
+            // The text would have 500 MB with the path in each line.
+            let growth = peak_growth(|| {
+                assert_eq!(ask(&mut instance, "maps"), "[True, True, False]");
+            });
+            assert!(growth < 64 << 20, "{growth}");
+            assert_eq!(ask(&mut instance, "run"), "ENAMETOOLONG");
+            assert_eq!(ask(&mut instance, "read_link"), "ENAMETOOLONG");
+        },
+    );
+}
+
+#[test]
+fn a_file_of_proc_is_whole_or_fails_where_storage_is_full() {
+    let Some(mut instance) = instance(|program| program.storage_limit(32 << 20)) else { return };
+    assert_eq!(ask(&mut instance, "full"), "['ENOMEM', '\\n', '\\n']");
+}
+
+#[test]
+fn a_private_mapping_of_a_sparse_file_takes_no_memory_for_holes() {
+    run_isolated(
+        "large_calls::a_private_mapping_of_a_sparse_file_takes_no_memory_for_holes",
+        || {
+            let shape = |program: Program| program.memory_limit(1 << 30);
+            let Some(mut instance) = instance(shape) else { return };
+            let growth = peak_growth(|| {
+                let parts = r"[b'fIrst\x00', b'\x00\x00', b'middle', b'\x00last']";
+                assert_eq!(ask(&mut instance, "sparse"), parts);
+            });
+            assert!(growth < 64 << 20, "{growth}");
+            assert_eq!(ask(&mut instance, "many"), "ENOENT");
+        },
+    );
+}
+
+#[test]
+fn memory_that_moves_keeps_its_bytes_and_a_call_that_moves_it_ends_at_its_limit() {
+    let shape =
+        |program: Program| program.memory_limit(256 << 20).time_limit(Duration::from_secs(10));
+    let Some(mut instance) = instance(shape) else { return };
+    for _ in 0..2 {
+        assert_eq!(ask(&mut instance, "moved"), "True");
+        let ended = instance.call(b"moves\n").unwrap_err().to_string();
+        assert!(ended.contains("time"), "{ended}");
+        instance.reset();
+        instance.verify().unwrap();
+        assert_eq!(ask(&mut instance, "echo"), "echo");
+    }
+}
