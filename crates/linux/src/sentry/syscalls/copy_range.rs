@@ -59,15 +59,19 @@ impl Sentry {
         if description.flags & libc::O_APPEND as u32 != 0 {
             return Err(Errno::BADF.into());
         }
-        // A file may be copied within itself, but not onto itself.
-        let len = len.min(MAX_COPY);
-        let same = match (&self.state.table.get(fd_in)?.open, &description.open) {
-            (FileObject::File(one), FileObject::File(other)) => one.node == other.node,
-            _ => false,
+        // A file may be copied within itself, but not onto itself. As in Linux, the requested range
+        // counts, as far as the file goes, also where the call copies less.
+        let (len, same) = match (&self.state.table.get(fd_in)?.open, &description.open) {
+            (FileObject::File(one), FileObject::File(other)) => {
+                let size = self.state.tree.stat(one.node)?.size;
+                (len.min(size.saturating_sub(start)), one.node == other.node)
+            }
+            _ => (len, false),
         };
         if same && start < target.saturating_add(len) && target < start.saturating_add(len) {
             return Err(Errno::INVAL.into());
         }
+        let len = len.min(MAX_COPY);
         let bytes = self.file_bytes(fd_in, start, len)?;
         let outcome = self.put(fd_out, &bytes, Some(target))?;
         self.copied(process, outcome, &[(fd_in, off_in, start), (fd_out, off_out, target)])
