@@ -59,6 +59,7 @@ impl Sentry {
         if named && !is_within_files(offset, length) {
             return Err(Errno::OVERFLOW.into());
         }
+        let named = named && (!shared || !self.shares_zeros(fd, prot)?);
         let at = fixed.then_some(addr);
         let watched = named
             && matches!(
@@ -90,7 +91,7 @@ impl Sentry {
             let pieces = if named && !shared { 2 } else { 1 };
             self.state.layout.check_room(self.state.layout.growth(&planned, pieces))?;
         }
-        // Devices share nothing: their mappings are private.
+        // Other devices share nothing: their mappings are private.
         let node = match shared {
             true => self.shared_file(named.then_some(fd), offset, length, prot)?,
             false => None,
@@ -128,6 +129,19 @@ impl Sentry {
             self.change().layout.set_locked(&(start..start + whole), true)?;
         }
         Ok(SyscallControl::Memory(start, change))
+    }
+
+    /// Whether a descriptor is `/dev/zero`: a shared mapping of it is shared memory without a file.
+    /// `EACCES` if it does not allow the protection.
+    fn shares_zeros(&self, descriptor: u64, protection: u64) -> SyscallResult<bool> {
+        let description = self.state.table.get(descriptor)?;
+        if !matches!(description.open, FileObject::Device(Device::Zero, _)) {
+            return Ok(false);
+        }
+        match description.reads() && (description.writes() || !writes(protection)) {
+            true => Ok(true),
+            false => Err(Errno::ACCESS.into()),
+        }
     }
 
     /// The part of the file of `descriptor` that a private mapping at `planned` begins as, and the
