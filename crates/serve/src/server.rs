@@ -35,8 +35,8 @@ use crate::fleet::FleetHost;
 use crate::health::Health;
 use crate::service::{Audience, Phase, ServerState};
 
-/// Maximum bytes of the head of a request. Each open connection may have as many in memory before its
-/// client shows a key.
+/// Maximum bytes of the head of a request. Each open connection may have as many in memory before
+/// its client shows a key.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -67,8 +67,8 @@ struct Runner {
     cycles: usize,
 }
 
-/// Runs the benchmark. `skipped` receives the name of every strategy that this host cannot set up or
-/// run, with the reason. The other strategies of its case continue.
+/// Runs the benchmark. `skipped` receives the name of every strategy that this host cannot set up
+/// or run, with the reason. The other strategies of its case continue.
 pub fn fault(
     options: &Options,
     sink: &mut Sink<'_>,

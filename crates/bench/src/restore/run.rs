@@ -51,7 +51,8 @@ const CASES: [Case; 7] = [
 ];
 
 impl Case {
-    /// Whether a quick run leaves it out: the other case of its kind has the difference of the ways.
+    /// Whether a quick run leaves it out: the other case of its kind has the difference of the
+    /// ways.
     fn is_left_out(&self, quick: bool) -> bool {
         quick && (self.large || (self.order == Order::Sequential && self.write))
     }

@@ -11,8 +11,8 @@
 //! ([`crate::SlotConfig::checks_loss`]).
 //!
 //! Pages that may be missing are protected from the first drain on. A guest that was thawed for one
-//! answer would otherwise pay a signal for each page that it writes. Until then the private pages of
-//! the mapping are the written ones, and the drain lists them ([`pagemap::private`]). A kernel
+//! answer would otherwise pay a signal for each page that it writes. Until then the private pages
+//! of the mapping are the written ones, and the drain lists them ([`pagemap::private`]). A kernel
 //! without that list protects all pages at once.
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the

@@ -441,8 +441,8 @@ pub(crate) async fn all(
     bucket.within(ANSWER_TIMEOUT, reading).await
 }
 
-/// Passes every entry whose key matches to `each`, with the value as it is stored: sealed, if it is.
-/// Ends after `most` entries for which `each` returns `true`.
+/// Passes every entry whose key matches to `each`, with the value as it is stored: sealed, if it
+/// is. Ends after `most` entries for which `each` returns `true`.
 pub(super) async fn each_stored(
     client: &Client,
     bucket: &Bucket,

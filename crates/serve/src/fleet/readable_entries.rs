@@ -25,9 +25,9 @@ pub(super) fn open(bucket: &Bucket, found: BucketEntry) -> Option<BucketEntry> {
 }
 
 impl Fleet {
-    /// Every entry whose key matches and that is `own`, at most `most` of them. `read` returns `None`
-    /// for a damaged one. Tenants may share the keys that match, and others of them take no part of
-    /// `most`.
+    /// Every entry whose key matches and that is `own`, at most `most` of them. `read` returns
+    /// `None` for a damaged one. Tenants may share the keys that match, and others of them take no
+    /// part of `most`.
     pub(super) async fn list_readable<T: Send>(
         &self,
         bucket: fn(&NatsConnection) -> &Bucket,

@@ -2,8 +2,8 @@
 //! are kept as extended attributes.
 //!
 //! Promises: a list and the mode of its file agree, as in Linux: a list sets the mode, `chmod`
-//! changes the list, and what is made in a directory with a default list inherits it. Their entries for
-//! further users and groups decide no access.
+//! changes the list, and what is made in a directory with a default list inherits it. Their entries
+//! for further users and groups decide no access.
 
 use afresh_files::{Kind, New, Node, ResolvedName};
 use rustix::io::Errno;

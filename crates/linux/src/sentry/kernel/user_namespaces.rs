@@ -1,14 +1,14 @@
 //! User namespaces, and the credentials of processes in them.
 //!
-//! A guest begins with one user and one group. A namespace gives each at most one number: an unprivileged
-//! process can map no other, and numbers without a map are 65534 inside. A process that makes a
-//! namespace has all capabilities there. They give rights over files, once the owner of all files
-//! has numbers in the namespace. They give none over other resources of a guest, which belong to
-//! the first namespace.
+//! A guest begins with one user and one group. A namespace gives each at most one number: an
+//! unprivileged process can map no other, and numbers without a map are 65534 inside. A process
+//! that makes a namespace has all capabilities there. They give rights over files, once the owner
+//! of all files has numbers in the namespace. They give none over other resources of a guest, which
+//! belong to the first namespace.
 //!
 //! Promises: in the first namespace only processes of a guest of user 0 have capabilities, and only
-//! those over its files, users and signals. Frozen namespaces are checked before use. May break it: a call that asks for
-//! a capability without saying in which namespace.
+//! those over its files, users and signals. Frozen namespaces are checked before use. May break it:
+//! a call that asks for a capability without saying in which namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -214,8 +214,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `fchownat(2)`: in a user namespace a file keeps its owner, and other IDs are `EINVAL`. `root`
-    /// there may name the usual user of guests, which changes nothing.
+    /// `fchownat(2)`: in a user namespace a file keeps its owner, and other IDs are `EINVAL`.
+    /// `root` there may name the usual user of guests, which changes nothing.
     pub(in crate::sentry) fn sys_fchownat(
         &mut self,
         process: &Process,

@@ -193,7 +193,8 @@ impl Sentry {
         self.set(kind, ids.map(|id| id as u32), [&[REAL, EFFECTIVE, SAVED]; 3])
     }
 
-    /// `setuid(2)`: user 0 may change to any ID. In a user namespace others than the own are `EINVAL`.
+    /// `setuid(2)`: user 0 may change to any ID. In a user namespace others than the own are
+    /// `EINVAL`.
     pub(in crate::sentry) fn sys_setuid(&mut self, id: u64) -> SyscallResult {
         self.set_one(IdKind::User, id)
     }
