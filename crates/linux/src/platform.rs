@@ -23,6 +23,7 @@ mod listener;
 mod mapped_image;
 mod mapping_room;
 mod memory;
+mod memory_accounting;
 mod pending_content;
 mod populated;
 mod process;
@@ -49,7 +50,7 @@ pub(crate) use inside::{
 };
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
-pub(crate) use mapping_room::is_memory_accounted;
+pub(crate) use memory_accounting::is_memory_accounted;
 pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap};
 pub(crate) use segments::{Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE, WINDOW_LEN};

@@ -19,14 +19,6 @@ fn setting(path: &str) -> Option<usize> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Whether the kernel counts writable memory of this host, and may refuse to make some writable.
-pub(crate) fn is_memory_accounted() -> bool {
-    static ACCOUNTED: InheritedCell<bool> = InheritedCell::new();
-    // 2 is `OVERCOMMIT_NEVER`; the others do not count mappings with `MAP_NORESERVE`.
-    *ACCOUNTED
-        .get_or_make(|| setting("/proc/sys/vm/overcommit_memory").is_none_or(|mode| mode == 2))
-}
-
 /// Mappings up to which guests make calls themselves: half of the kernel limit.
 fn most_mappings() -> usize {
     static MAX_MAPPINGS: InheritedCell<usize> = InheritedCell::new();

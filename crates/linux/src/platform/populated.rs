@@ -8,6 +8,9 @@ use afresh_sys::pagemap;
 
 use super::PlatformError;
 use super::process::Process;
+use super::segments::{Segment, Segments};
+use super::stub::GUEST;
+use super::working_set::WorkingSet;
 use crate::ranges::Ranges;
 
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -73,6 +76,27 @@ impl Process {
         wanted: impl Fn(u64) -> bool,
     ) -> Result<Vec<Range<u64>>, PlatformError> {
         pages_of(&self.page_map()?, range, wanted)
+    }
+
+    /// The pages of `segments` that the guest has touched since the process was made, apart from
+    /// `changed` mappings. `None` if the kernel does not list them.
+    pub(crate) fn touched(
+        &self,
+        segments: &Segments,
+        changed: &Ranges,
+    ) -> Result<Option<WorkingSet>, PlatformError> {
+        let readable = segments.iter().filter(|segment| segment.allows(libc::PROT_READ));
+        let found = self.own_and_file_pages(GUEST, readable.map(Segment::range))?;
+        let Some((own, read)) = found else { return Ok(None) };
+        let mut set = WorkingSet { written: Ranges::default(), read };
+        let writable = segments.iter().filter(|segment| segment.allows(libc::PROT_WRITE));
+        let parts = writable.flat_map(|segment| own.within(segment.range()));
+        parts.for_each(|part| set.written.insert(part));
+        for part in changed.iter() {
+            set.written.remove(part.clone());
+            set.read.remove(part);
+        }
+        Ok(Some(set))
     }
 }
 

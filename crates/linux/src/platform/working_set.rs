@@ -10,11 +10,8 @@
 
 use std::ops::Range;
 
-use super::PlatformError;
-use super::mapping_room::is_memory_accounted;
-use super::process::Process;
-use super::segments::{Segment, Segments};
-use super::stub::GUEST;
+use super::memory_accounting::is_memory_accounted;
+use super::segments::Segments;
 use crate::ranges::Ranges;
 
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -31,9 +28,9 @@ const MAX_RANGES: usize = 400;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WorkingSet {
     /// Writable pages that were written.
-    written: Ranges,
+    pub(super) written: Ranges,
     /// Pages that were mapped and not written.
-    read: Ranges,
+    pub(super) read: Ranges,
 }
 
 /// The working set of a state while runs record it.
@@ -135,29 +132,6 @@ impl WorkingSet {
             calls.extend(these);
         }
         calls
-    }
-}
-
-impl Process {
-    /// The pages of `segments` that the guest has touched since the process was made, apart from
-    /// `changed` mappings. `None` if the kernel does not list them.
-    pub(crate) fn touched(
-        &self,
-        segments: &Segments,
-        changed: &Ranges,
-    ) -> Result<Option<WorkingSet>, PlatformError> {
-        let readable = segments.iter().filter(|segment| segment.allows(libc::PROT_READ));
-        let found = self.own_and_file_pages(GUEST, readable.map(Segment::range))?;
-        let Some((own, read)) = found else { return Ok(None) };
-        let mut set = WorkingSet { written: Ranges::default(), read };
-        let writable = segments.iter().filter(|segment| segment.allows(libc::PROT_WRITE));
-        let parts = writable.flat_map(|segment| own.within(segment.range()));
-        parts.for_each(|part| set.written.insert(part));
-        for part in changed.iter() {
-            set.written.remove(part.clone());
-            set.read.remove(part);
-        }
-        Ok(Some(set))
     }
 }
 
