@@ -103,7 +103,8 @@ pub(crate) fn data(shared: &ServerState, viewer: Viewer) -> Value {
             },
         })
     });
-    let phase = match *shared.phase.borrow() {
+    let phase = *shared.phase.borrow();
+    let phase = match phase {
         Phase::Running => "running",
         _ => "ending",
     };

@@ -316,7 +316,8 @@ impl Fleet {
         let Some(status) = status.bounded() else { return };
         lock(&self.sets).learn(split(&status.held).0);
         // In a large fleet its next heartbeat may be far off.
-        let least = match lock(&self.heartbeat_groups).is_partial() {
+        let is_large = lock(&self.heartbeat_groups).is_partial();
+        let least = match is_large {
             true => ANNOUNCEMENT_INTERVAL,
             false => self.config.pace.least,
         };

@@ -264,7 +264,8 @@ impl Fleet {
             return Ok(near.advert.host.clone());
         }
         let choice = Placement { members: &members, own: Some(&own) };
-        if let Some(chosen) = choice.holder(&held, &mut lock(&self.random)) {
+        let chosen = choice.holder(&held, &mut lock(&self.random));
+        if let Some(chosen) = chosen {
             return Ok(chosen.to_owned());
         }
         if sandboxes.has_template(&record.template) {

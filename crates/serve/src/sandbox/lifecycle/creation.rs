@@ -65,7 +65,8 @@ impl Sandboxes {
             let _turn = turn;
             let until = Instant::now() + PENDING_TIMEOUT;
             loop {
-                match this.key_state(&tenant, &key).await? {
+                let state = this.key_state(&tenant, &key).await?;
+                match state {
                     KeyState::Made(record) => {
                         key.check_request(&record.id, record.key.as_ref())?;
                         let sandbox = Arc::new(Sandbox::recorded(*record));
@@ -80,10 +81,12 @@ impl Sandboxes {
                         match this.create_keyed(&tenant, wanted.clone(), own).await {
                             Ok(sandbox) => return Ok(Creation { sandbox, is_replay: false }),
                             // Another host may have been faster.
-                            Err(refusal) => match this.key_state(&tenant, &key).await? {
-                                KeyState::Free => return Err(refusal),
-                                KeyState::Pending | KeyState::Made(_) => {}
-                            },
+                            Err(refusal) => {
+                                let state = this.key_state(&tenant, &key).await?;
+                                if let KeyState::Free = state {
+                                    return Err(refusal);
+                                }
+                            }
                         }
                     }
                 }
