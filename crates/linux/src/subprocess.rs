@@ -257,6 +257,8 @@ impl Subprocess {
         let shown = MappedImage::ahead(&ground.image)?;
         let template =
             origin.and_then(|origin| origin.template(&ground.image, &shown, &part.segments));
+        // Processes that are replaced show no pages of earlier runs.
+        let template = template.filter(|from| !limits.replaced || !from.has_working_set());
         let mut process = Process::new(Some((&shown, &part.segments)), template.as_deref())?;
         process.set_registers(&part.registers);
         let slot =

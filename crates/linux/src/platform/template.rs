@@ -199,6 +199,11 @@ impl Template {
         self.is_ours() && user && !failed && !self.process.0.has_ended()
     }
 
+    /// Whether its children have the pages of a working set.
+    pub(crate) fn has_working_set(&self) -> bool {
+        self.copied.is_some()
+    }
+
     /// Pages that its children copy before their guests run.
     pub(super) fn copied(&self) -> &[Range<u64>] {
         self.copied.as_deref().unwrap_or_default()
@@ -256,7 +261,7 @@ impl Origin {
         }
         made.processes = made.processes.saturating_add(1);
         if let Some(template) = &made.template {
-            if template.copied.is_some() || made.record.finished().is_none() {
+            if template.has_working_set() || made.record.finished().is_none() {
                 return Some(template.clone()).filter(|template| template.image.same(image));
             }
             // The next one has the working set.
