@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(100);
 const SCRIPT: &str = r#"
 import ctypes, errno, mmap, multiprocessing, os, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
-WAIT, WAKE, REQUEUE = 0, 1, 3
+WAIT, WAKE, REQUEUE, PRIVATE = 0, 1, 3, 128
 fd = os.memfd_create("m"); os.ftruncate(fd, 4096)
 one, other = mmap.mmap(fd, 4096), mmap.mmap(fd, 4096)
 def word(view, offset): return ctypes.addressof(ctypes.c_int.from_buffer(view, offset))
@@ -26,9 +26,9 @@ def await_sleep(thread):
         time.sleep(0.005)
         state = open(f"/proc/self/task/{thread.native_id}/stat").read().rsplit(")", 1)[1].split()[0]
         looks = looks + 1 if state == "S" else 0
-def waiter(address, ended):
+def waiter(address, ended, flags=0):
     """A thread that waits for 20 seconds at most, and its answer."""
-    def wait(): ended.append(futex(address, WAIT, 0, ctypes.byref(Time(20, 0))))
+    def wait(): ended.append(futex(address, WAIT | flags, 0, ctypes.byref(Time(20, 0))))
     thread = threading.Thread(target=wait); thread.start()
     await_sleep(thread)
     return thread
@@ -38,6 +38,10 @@ def wakes_in_child(address):
 def alias():
     ended = []; thread = waiter(word(one, 0), ended)
     woken = futex(word(other, 0), WAKE, 1)
+    thread.join(); return [woken, ended]
+def unplaced():
+    ended = []; thread = waiter(word(one, 256), ended, PRIVATE)
+    woken = futex(word(one, 256), WAKE, 1)
     thread.join(); return [woken, ended]
 def fork():
     ended = []; thread = waiter(word(one, 64), ended)
@@ -82,4 +86,10 @@ fn waiters_in_shared_memory_are_woken_by_any_mapping_and_process() {
         ("requeue", "[1, 1, [0]]"),
         ("semaphore", "[True]"),
     ]);
+}
+
+/// Earlier versions noted no place of a wait in the only process of a guest, as of a private one.
+#[test]
+fn waiters_without_a_place_in_shared_memory_are_woken_by_their_address() {
+    answers(&[("unplaced", "[1, [0]]")]);
 }

@@ -64,28 +64,35 @@ pub(crate) enum WaitReason {
 
 /// The word that waiters of a futex wait at, and their wakers name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::sentry) enum FutexKey {
-    /// A word of memory that a process has alone, or of a futex that it declares so.
-    Private(u64),
-    /// A word of shared memory: its file and offset. Any mapping of it is the same futex.
-    Shared(Node, u64),
+pub(in crate::sentry) struct FutexKey {
+    /// Its address in the process of the waiter or waker.
+    address: u64,
+    /// Its file and offset in shared memory, unless the process declares the futex private. Any
+    /// mapping of them is the same futex.
+    pub(in crate::sentry) place: Option<(Node, u64)>,
 }
 
 impl FutexKey {
-    /// Its place in a shared file.
-    pub(in crate::sentry) fn place(self) -> Option<(Node, u64)> {
-        match self {
-            Self::Private(_) => None,
-            Self::Shared(node, offset) => Some((node, offset)),
-        }
+    /// A word of memory that a process has alone, or of a futex that it declares so.
+    pub(in crate::sentry) fn private(address: u64) -> Self {
+        Self { address, place: None }
+    }
+
+    /// A word of shared memory.
+    pub(in crate::sentry) fn shared(address: u64, node: Node, offset: u64) -> Self {
+        Self { address, place: Some((node, offset)) }
+    }
+
+    /// For a word of shared memory: waits of the own process at its address whose place is not
+    /// known. Earlier versions noted none while a guest had one process. A private wait at the word
+    /// looks the same, and may be woken without need, as any wait at a futex.
+    pub(in crate::sentry) fn unplaced(self) -> Option<Self> {
+        self.place.map(|_| Self::private(self.address))
     }
 
     /// Whether a wait is at this word. An address counts in one process only.
     fn is_of(self, address: u64, place: Option<(Node, u64)>) -> bool {
-        match self {
-            Self::Private(word) => place.is_none() && address == word,
-            Self::Shared(node, offset) => place == Some((node, offset)),
-        }
+        self.place == place && (place.is_some() || self.address == address)
     }
 }
 
@@ -331,6 +338,13 @@ impl Threads {
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, id)| id).collect()
     }
+
+    /// As [`Self::waiting`], and then those whose place is not known.
+    pub(in crate::sentry) fn waiting_here(&self, futex: FutexKey, bits: u32) -> Vec<u32> {
+        let mut waiting = self.waiting(futex, bits);
+        waiting.extend(futex.unplaced().into_iter().flat_map(|own| self.waiting(own, bits)));
+        waiting
+    }
 }
 
 #[cfg(test)]
@@ -384,15 +398,40 @@ mod tests {
             threads.add(thread)
         };
         let (first, second) = (wait(1), wait(3));
-        let futex = FutexKey::Private(64);
+        let futex = FutexKey::private(64);
         assert_eq!(threads.waiting(futex, 1), [first, second]);
         assert_eq!(threads.waiting(futex, 2), [second]);
-        for other in [FutexKey::Private(60), FutexKey::Shared(Node(1), 64)] {
+        for other in [FutexKey::private(60), FutexKey::shared(64, Node(1), 64)] {
             assert!(threads.waiting(other, u32::MAX).is_empty());
         }
         if let Some(wait) = threads.get_mut(first).and_then(|thread| thread.wait.as_mut()) {
             wait.woken = true;
         }
         assert_eq!(threads.waiting(futex, 1), [second]);
+    }
+
+    #[test]
+    fn a_wait_without_its_place_is_woken_after_those_at_the_place() {
+        let mut threads = Threads::new();
+        let mut wait = |address, place| {
+            let order = threads.next_order();
+            let reason = WaitReason::Futex { address, bits: 1, order, place };
+            let thread =
+                Thread { wait: Some(Wait::new(reason, None)), ..threads.current().clone() };
+            threads.add(thread)
+        };
+        let old = wait(64, None);
+        let placed = wait(4096, Some((Node(1), 8)));
+        let (other_place, other_address) = (wait(64, Some((Node(1), 12))), wait(68, None));
+        // The bytes of an earlier version.
+        let before: Wait = postcard::from_bytes(&[0, 64, 1, 1, 0, 0, 0, 0]).unwrap();
+        assert_eq!(threads.get(old).unwrap().wait.as_ref(), Some(&before));
+        let futex = FutexKey::shared(64, Node(1), 8);
+        assert_eq!(threads.waiting(futex, 1), [placed], "an address counts in its own process");
+        assert_eq!(threads.waiting_here(futex, 1), [placed, old]);
+        assert_eq!(threads.waiting_here(FutexKey::private(64), 1), [old]);
+        assert_eq!(threads.waiting_here(FutexKey::private(68), 1), [other_address]);
+        let further = FutexKey::shared(64, Node(1), 12);
+        assert_eq!(threads.waiting_here(further, 1), [other_place, old]);
     }
 }

@@ -56,7 +56,7 @@ impl Sentry {
         let value = int_in(process, word)?;
         copy_out(process, word, &(value | WAITERS).to_le_bytes())?;
         let order = self.change().current_mut().threads.next_order();
-        let place = self.shared_futex(word).place();
+        let place = self.shared_futex(word).place;
         let reason = WaitReason::Futex { address: word, bits: u32::MAX, order, place };
         Ok(SyscallControl::Wait(Wait::new(reason, until)))
     }
@@ -80,9 +80,9 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         let futex = self.shared_futex(word);
-        let is_shared = futex.place().is_some() && !self.state.processes.is_single();
+        let is_shared = futex.place.is_some() && !self.state.processes.is_single();
         let state = self.change();
-        let mut waiting = state.processes.current.threads.waiting(futex, u32::MAX);
+        let mut waiting = state.processes.current.threads.waiting_here(futex, u32::MAX);
         let mut heir = None;
         if let Some(&id) = waiting.first() {
             heir =

@@ -124,6 +124,16 @@ impl Sentry {
 
     /// Wakes up to `count` waiters of a futex, and returns their number.
     pub(in crate::sentry) fn wake(&mut self, futex: FutexKey, count: u32, bits: u32) -> u64 {
+        let mut woken = self.wake_own(futex, count, bits);
+        woken += self.wake_others(futex, count - woken, bits);
+        if let Some(unplaced) = futex.unplaced() {
+            woken += self.wake_own(unplaced, count - woken, bits);
+        }
+        woken.into()
+    }
+
+    /// Wakes up to `count` waiters of the current process, and returns their number.
+    fn wake_own(&mut self, futex: FutexKey, count: u32, bits: u32) -> u32 {
         let waiting = self.state.current().threads.waiting(futex, bits);
         let woken = waiting.len().min(count as usize);
         if woken > 0 {
@@ -134,14 +144,14 @@ impl Sentry {
                 }
             }
         }
-        woken as u64 + self.wake_others(futex, count - woken as u32, bits)
+        woken as u32
     }
 
     /// The futex whose word is at `address`, if the call has these flags.
     fn futex_at(&self, address: u64, flags: i32) -> FutexKey {
         match flags & PRIVATE {
             0 => self.shared_futex(address),
-            _ => FutexKey::Private(address),
+            _ => FutexKey::private(address),
         }
     }
 
@@ -150,15 +160,15 @@ impl Sentry {
         let shared = || {
             let parts = self.state.layout.parts(&(address..address.checked_add(1)?));
             let share = parts.first().and_then(|(_, mapping)| mapping.share)?;
-            Some(FutexKey::Shared(share.node, share.offset(address)))
+            Some(FutexKey::shared(address, share.node, share.offset(address)))
         };
-        shared().unwrap_or(FutexKey::Private(address))
+        shared().unwrap_or(FutexKey::private(address))
     }
 
     /// Wakes up to `count` threads of other processes that wait at the same place of shared memory;
     /// how many.
-    fn wake_others(&mut self, futex: FutexKey, count: u32, bits: u32) -> u64 {
-        if futex.place().is_none() || count == 0 || self.state.processes.is_single() {
+    fn wake_others(&mut self, futex: FutexKey, count: u32, bits: u32) -> u32 {
+        if futex.place.is_none() || count == 0 || self.state.processes.is_single() {
             return 0;
         }
         let mut left = count as usize;
@@ -170,7 +180,7 @@ impl Sentry {
                 }
             }
         }
-        (count as usize - left) as u64
+        count - left as u32
     }
 
     /// `futex(2)`: requeues between an ordinary futex and one with priority inheritance are
@@ -210,7 +220,7 @@ impl Sentry {
                     }
                 };
                 let order = self.change().current_mut().threads.next_order();
-                let place = self.futex_at(uaddr, futex_op).place();
+                let place = self.futex_at(uaddr, futex_op).place;
                 let reason = WaitReason::Futex { address: uaddr, bits, order, place };
                 Ok(SyscallControl::Wait(Wait::new(reason, until)))
             }
@@ -228,9 +238,9 @@ impl Sentry {
                     return Err(Errno::AGAIN.into());
                 }
                 let from = self.futex_at(uaddr, futex_op);
-                let to = self.futex_at(uaddr2, futex_op).place();
+                let to = self.futex_at(uaddr2, futex_op).place;
                 let woken = self.wake(from, val as u32, u32::MAX);
-                let waiting = self.state.current().threads.waiting(from, u32::MAX);
+                let waiting = self.state.current().threads.waiting_here(from, u32::MAX);
                 let moved = waiting.len().min(timeout as u32 as usize);
                 let threads = &mut self.change().current_mut().threads;
                 for id in &waiting[..moved] {
