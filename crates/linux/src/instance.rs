@@ -344,7 +344,7 @@ impl Instance {
         }
         let is_first = self.live.as_ref().is_none_or(|live| live.unused);
         // The wait for it is no time of the call.
-        let _turn = is_first.then(StartTurn::take);
+        let _turn = is_first.then(|| StartTurn::take(self.limits.stop.as_ref()));
         let deadline = after(self.limits.time);
         // It may start a thread, which must not stay with us.
         self.prepare().map_err(unstarted)?;

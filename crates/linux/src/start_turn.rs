@@ -3,33 +3,60 @@
 //! a guest would find the caches of the other one.
 //!
 //! Promises: turns begin in the order of their requests. A turn ends when the guest waits, when its
-//! call ends, or after [`MAX_TURN`], so no call keeps others from beginning. A call that has had
-//! its turn is never held back again.
+//! call ends, or after [`MAX_TURN`]. A turn begins at the latest [`MAX_WAIT`] after its request,
+//! whatever the calls before it do. A call that has had its turn is never held back again.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::num::NonZero;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use afresh_sys::PerProcess;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::limits::StopHandle;
 
 /// Maximum length of a turn.
 const MAX_TURN: Duration = Duration::from_millis(20);
+/// Maximum wait for a turn. It is no time of the call, and other callers determine its length.
+const MAX_WAIT: Duration = Duration::from_millis(100);
 
-static QUEUE: PerProcess<StartQueue> = PerProcess::new(|| {
-    StartQueue::new(thread::available_parallelism().map_or(1, std::num::NonZero::get))
-});
+static QUEUE: PerProcess<StartQueue> =
+    PerProcess::new(|| StartQueue::new(process_cpus(), MAX_WAIT));
 
 thread_local! {
     /// The number of the turn that this thread has.
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
+/// CPUs on which the threads of this process may run, as far as its control group allows. The
+/// current thread may be pinned to one of them.
+fn process_cpus() -> usize {
+    let mut all = CpuSet::new();
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let ids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+    for id in ids.filter_map(Pid::from_raw) {
+        // A thread may have ended.
+        let Ok(set) = sched_getaffinity(Some(id)) else { continue };
+        (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).for_each(|cpu| all.set(cpu));
+    }
+    let count = move || {
+        // Refused, it counts the CPUs of the current thread.
+        let _ = sched_setaffinity(None, &all);
+        thread::available_parallelism().map_or(1, NonZero::get)
+    };
+    let counter = thread::Builder::new().spawn(count).ok();
+    counter.and_then(|counter| counter.join().ok()).unwrap_or(1)
+}
+
 /// Turns, and the threads that wait for one.
 struct StartQueue {
     /// Turns at the same time.
     limit: usize,
+    max_wait: Duration,
     state: Mutex<QueueState>,
 }
 
@@ -51,8 +78,8 @@ impl QueueState {
 }
 
 impl StartQueue {
-    fn new(limit: usize) -> Self {
-        Self { limit, state: Mutex::default() }
+    fn new(limit: usize, max_wait: Duration) -> Self {
+        Self { limit, max_wait, state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -61,23 +88,30 @@ impl StartQueue {
 
     /// Waits for a turn, and returns its number.
     fn take(&self) -> u64 {
+        let latest = Instant::now() + self.max_wait;
         let mut state = self.lock();
         let number = state.requests;
         state.requests += 1;
         state.waiting.push_back((number, thread::current()));
         loop {
+            // The others have requested later. The first one wakes them when its turn begins.
+            if state.waiting.front().is_none_or(|(first, _)| *first != number) {
+                drop(state);
+                thread::park();
+                state = self.lock();
+                continue;
+            }
             let now = Instant::now();
             state.running.retain(|(_, end)| *end > now);
-            let is_first = state.waiting.front().is_some_and(|(first, _)| *first == number);
-            if is_first && state.running.len() < self.limit {
+            if state.running.len() < self.limit || now >= latest {
                 state.waiting.pop_front();
                 state.running.push((number, now + MAX_TURN));
                 state.wake_first();
                 return number;
             }
-            let end = state.running.iter().map(|(_, end)| *end).min().unwrap_or(now + MAX_TURN);
+            let end = state.running.iter().map(|(_, end)| *end).min().unwrap_or(latest);
             drop(state);
-            thread::park_timeout(end - now);
+            thread::park_timeout(end.min(latest) - now);
             state = self.lock();
         }
     }
@@ -97,10 +131,10 @@ pub(crate) struct StartTurn {
 }
 
 impl StartTurn {
-    /// Waits for a turn. A thread that has one needs no other.
-    pub(crate) fn take() -> Self {
+    /// Waits for a turn, unless the call is stopped already. A thread that has one needs no other.
+    pub(crate) fn take(stop: Option<&StopHandle>) -> Self {
         let is_nested = TURN.get().is_some();
-        if !is_nested {
+        if !is_nested && !stop.is_some_and(StopHandle::is_stopped) {
             TURN.set(Some(QUEUE.get().take()));
         }
         Self { is_nested }
@@ -129,6 +163,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
 
+    const FAR: Duration = Duration::from_secs(3600);
+
     /// Waits until `count` threads wait for a turn.
     fn await_waiting(queue: &StartQueue, count: usize) {
         while queue.lock().waiting.len() != count {
@@ -138,10 +174,10 @@ mod tests {
 
     #[test]
     fn turns_begin_in_the_order_of_their_requests() {
-        let queue = Arc::new(StartQueue::new(1));
+        let queue = Arc::new(StartQueue::new(1, FAR));
         let (send, begun) = channel();
         let first = queue.take();
-        let far = Instant::now() + Duration::from_secs(3600);
+        let far = Instant::now() + FAR;
         queue.lock().running[0].1 = far;
         let threads: Vec<_> = (0..8)
             .map(|place| {
@@ -163,7 +199,7 @@ mod tests {
 
     #[test]
     fn there_are_so_many_turns_at_the_same_time_and_no_more() {
-        let queue = Arc::new(StartQueue::new(3));
+        let queue = Arc::new(StartQueue::new(3, FAR));
         let (present, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let threads: Vec<_> = (0..30)
             .map(|_| {
@@ -171,7 +207,7 @@ mod tests {
                 thread::spawn(move || {
                     let number = queue.take();
                     // A slow host must not end a turn.
-                    let far = Instant::now() + Duration::from_secs(3600);
+                    let far = Instant::now() + FAR;
                     let mut state = queue.lock();
                     let turn = state.running.iter_mut().find(|(turn, _)| *turn == number);
                     let has_turn = turn.map(|turn| turn.1 = far).is_some();
@@ -195,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_turn_without_an_end_lets_others_begin() {
-        let queue = StartQueue::new(1);
+        let queue = StartQueue::new(1, FAR);
         let first = queue.take();
         let second = queue.take();
         queue.end(first);
@@ -203,11 +239,55 @@ mod tests {
     }
 
     #[test]
+    fn a_call_begins_after_the_longest_wait_whatever_the_others_do() {
+        let queue = Arc::new(StartQueue::new(1, Duration::from_millis(1)));
+        let mut turns = Vec::new();
+        for _ in 0..3 {
+            turns.push(queue.take());
+            queue.lock().running.iter_mut().for_each(|turn| turn.1 = Instant::now() + FAR);
+        }
+        let running = || queue.lock().running.iter().map(|turn| turn.0).collect::<Vec<_>>();
+        assert_eq!(running(), turns, "the turns before have not ended");
+        // Those that wait together begin too.
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let queue = queue.clone();
+                thread::spawn(move || queue.take())
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| drop(thread.join().unwrap()));
+        assert!(queue.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn a_stopped_call_does_not_wait() {
+        let stop = StopHandle::default();
+        stop.stop();
+        let turn = StartTurn::take(Some(&stop));
+        assert_eq!(TURN.get(), None);
+        drop(turn);
+        drop(StartTurn::take(Some(&StopHandle::default())));
+        assert_eq!(TURN.get(), None);
+    }
+
+    #[test]
+    fn a_pinned_thread_counts_the_cpus_of_the_process() {
+        let before = process_cpus();
+        let pinned = thread::spawn(|| {
+            let mut one = CpuSet::new();
+            one.set(rustix::thread::sched_getcpu());
+            sched_setaffinity(None, &one).unwrap();
+            process_cpus()
+        });
+        assert_eq!(pinned.join().unwrap(), before);
+    }
+
+    #[test]
     fn a_thread_with_a_turn_takes_no_second_one() {
-        let outer = StartTurn::take();
+        let outer = StartTurn::take(None);
         let turn = TURN.get();
         assert!(turn.is_some());
-        drop(StartTurn::take());
+        drop(StartTurn::take(None));
         assert_eq!(TURN.get(), turn, "the inner value ends nothing");
         StartTurn::end();
         assert_eq!(TURN.get(), None);
