@@ -172,6 +172,7 @@ impl Guest {
         deadline: Instant,
     ) -> Result<Option<StopReason>, PlatformError> {
         let mut call = *call;
+        self.sentry.deadline = Some(deadline);
         loop {
             self.sentry.pump();
             let control = self.sentry.serve(&mut self.body.process, &call)?;

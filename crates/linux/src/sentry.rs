@@ -25,6 +25,7 @@ mod unserved;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use afresh_egress::EgressPolicy;
 
@@ -76,6 +77,8 @@ pub(crate) struct Sentry {
     pub(crate) output_limit: usize,
     /// Calls that were answered with `ENOSYS`, by number.
     pub(crate) unserved: BTreeMap<i64, u64>,
+    /// When the guest stops, however long the call that is served takes.
+    pub(crate) deadline: Option<Instant>,
     /// The wait that the call which is served has behind it.
     pub(crate) resumed: Option<Wait>,
     /// Contents of files that its processes have mapped.
@@ -102,6 +105,7 @@ impl Sentry {
             streams,
             output_limit,
             unserved,
+            deadline: None,
             resumed,
             contents,
             lines,

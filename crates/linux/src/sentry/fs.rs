@@ -2,6 +2,7 @@
 
 pub(super) mod access_lists;
 pub(super) mod devices;
+pub(super) mod directory_paths;
 pub(super) mod machine_files;
 mod net_files;
 pub(super) mod permissions;

@@ -1,22 +1,23 @@
 //! `/proc/<process>/maps` and `smaps`: a text with a line, or a paragraph, for each mapping.
 //!
-//! Promises: it takes a bounded amount of memory of this process. Each piece goes to a file in the
-//! file tree and counts there before the next one is made. A mapping of a file whose path no call
-//! takes has no name.
+//! Promises: it takes a bounded amount of memory of this process, and a call that makes it ends at
+//! its deadline. Each piece goes to a file in the file tree and counts there before the next one is
+//! made. A mapping of a file whose path no call takes has no name.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
 use afresh_files::Node;
 
+use crate::sentry::fs::directory_paths::DirectoryPaths;
 use crate::sentry::fs::machine_files::sizes;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::layout::Mapping;
-use crate::sentry::syscalls::path::path_of_name;
 
 /// Bytes that complete a piece.
 const PIECE_SIZE: usize = 64 << 10;
+/// Searches for paths of directories that complete a piece, however short its text is.
+const PIECE_SEARCHES: usize = 64;
 
 /// One of the files: the memory that it lists, and whether with sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,20 +34,24 @@ impl Kernel {
     }
 
     /// The text of the mappings from `from` on, as far as a piece goes, and where the next piece
-    /// begins; `None` after the last mapping.
-    pub(in crate::sentry) fn maps_piece(&self, maps: ProcMaps, from: u64) -> Option<(String, u64)> {
-        let (mut text, mut paths, mut next) = (String::new(), BTreeMap::new(), None);
+    /// begins; `None` after the last mapping. All pieces have `paths` in common.
+    pub(in crate::sentry) fn maps_piece(
+        &self,
+        maps: ProcMaps,
+        from: u64,
+        paths: &mut DirectoryPaths,
+    ) -> Option<(String, u64)> {
+        let (mut text, mut next, searches) = (String::new(), None, paths.searches());
         for (range, mapping) in self.layout_of(maps.memory)?.all_from(from) {
-            let file = mapping.share.or(mapping.origin);
-            let name = match file {
-                Some(file) => {
-                    paths.entry(file.node).or_insert_with(|| self.mapped_path(file.node)).as_str()
-                }
+            let path = mapping.share.or(mapping.origin);
+            let path = path.map(|file| self.mapped_path(file.node, paths));
+            let name = match &path {
+                Some(path) => path,
                 None => self.layout_of(maps.memory)?.name(&range).unwrap_or_default(),
             };
             self.describe_mapping(&mut text, (&range, mapping), name, maps.sized);
             next = Some(range.end);
-            if text.len() >= PIECE_SIZE {
+            if text.len() >= PIECE_SIZE || paths.searches() - searches >= PIECE_SEARCHES {
                 break;
             }
         }
@@ -93,12 +98,10 @@ impl Kernel {
     }
 
     /// The path of a mapped file.
-    fn mapped_path(&self, node: Node) -> String {
-        let path = self.tree.name(node).and_then(|(directory, name)| {
-            let path = path_of_name(&self.tree, directory, &name).ok()?;
-            // As the kernel writes it.
-            Some(String::from_utf8_lossy(&path).replace('\n', "\\012"))
-        });
+    fn mapped_path(&self, node: Node, paths: &mut DirectoryPaths) -> String {
+        let path = paths.path_of_file(&self.tree, node);
+        // As the kernel writes it.
+        let path = path.map(|path| String::from_utf8_lossy(&path).replace('\n', "\\012"));
         let is_there = || self.tree.stat(node).is_ok_and(|stat| stat.links > 0);
         path.unwrap_or_else(|| match is_there() {
             true => String::new(),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use afresh_files::{Access, Kind, New, Node, Refused, Stat, Walk};
 use rustix::io::Errno;
@@ -9,6 +10,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::fs::devices::is_special;
+use crate::sentry::fs::directory_paths::DirectoryPaths;
 use crate::sentry::fs::permissions::{FilePermissions, access_of};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_maps::ProcMaps;
@@ -189,16 +191,17 @@ impl Sentry {
 
     /// As [`Self::open_text`], with a list of mappings.
     pub(in crate::sentry) fn open_maps(&mut self, maps: ProcMaps, flags: i32) -> SyscallResult {
-        let mut from = 0;
+        let (mut from, mut paths) = (0, DirectoryPaths::default());
         self.open_pieces(flags, |state| {
-            let (text, next) = state.maps_piece(maps, from)?;
+            let (text, next) = state.maps_piece(maps, from, &mut paths)?;
             from = next;
             Some(Cow::Owned(text.into_bytes()))
         })
     }
 
     /// As [`Self::open_text`], with a text of pieces, which `next` makes one after the other. They
-    /// count as bytes of the file tree. It is `ENOMEM` where there is no room for all of them.
+    /// count as bytes of the file tree. It is `ENOMEM` where there is no room for all of them, and
+    /// `EINTR` past the deadline, at which the guest stops.
     fn open_pieces<'a>(
         &mut self,
         flags: i32,
@@ -208,10 +211,15 @@ impl Sentry {
             return Err(Errno::ACCESS.into());
         }
         self.state.table.check_room()?;
+        let deadline = self.deadline;
         let (state, now) = (self.change(), crate::sentry::kernel::time::now());
         let node = state.tree.create_unnamed(0o444, now)?;
         let (mut written, mut size) = (Ok(()), 0);
         while let Some(piece) = next(state).filter(|_| written.is_ok()) {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                written = Err(Errno::INTR);
+                break;
+            }
             written = match state.tree.write(node, size, &piece, now) {
                 Ok(len) if len == piece.len() => Ok(()),
                 Ok(_) | Err(Refused::Full) => Err(Errno::NOMEM),
@@ -249,5 +257,36 @@ impl Sentry {
                 Err(errno.into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_files::{Budget, Tree};
+
+    use super::*;
+    use crate::sentry::mm::layout::Layout;
+
+    #[test]
+    fn a_file_of_pieces_is_made_until_the_deadline() {
+        let tree = Tree::new(Budget::default());
+        let state = Kernel::new(Layout::new(1 << 20), tree, None, Vec::new());
+        let mut sentry = Sentry::new(Arc::new(state), 0, afresh_egress::EgressPolicy::default());
+        let mut made = 0;
+        let mut opened = |sentry: &mut Sentry, deadline| {
+            (sentry.deadline, made) = (deadline, 0);
+            let result = sentry.open_pieces(libc::O_RDONLY, |_| {
+                made += 1;
+                (made <= 5).then_some(Cow::Borrowed(b"piece"))
+            });
+            let interrupted =
+                matches!(result, Err(crate::sentry::result::SyscallError::Errno(Errno::INTR)));
+            assert_eq!(result.is_err(), interrupted);
+            (interrupted, made)
+        };
+        assert_eq!(opened(&mut sentry, None), (false, 6));
+        let files = sentry.state.tree.used();
+        assert_eq!(opened(&mut sentry, Some(Instant::now())), (true, 1));
+        assert_eq!(sentry.state.tree.used(), files, "the file is gone");
     }
 }
