@@ -105,7 +105,7 @@ impl Sentry {
         match self.state.meant(at, &path) {
             Some(ProcTarget::Beneath(node, rest)) => Ok((rest, node)),
             Some(meant) => {
-                let target = self.state.target(&meant).ok_or(Errno::ACCESS)?;
+                let target = self.state.target(&meant).ok_or(Errno::ACCESS)??;
                 Ok((target, Tree::ROOT))
             }
             None => {

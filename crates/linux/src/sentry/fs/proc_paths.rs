@@ -260,18 +260,21 @@ impl Kernel {
         self.table.listed((id != self.processes.current_id()).then_some(id))
     }
 
-    /// The target of a link, as it is read; `None` for other objects.
-    pub(in crate::sentry) fn target(&self, meant: &ProcTarget) -> Option<Vec<u8>> {
+    /// The target of a link, as it is read, or why it cannot be: no call takes some paths. `None`
+    /// for other objects.
+    pub(in crate::sentry) fn target(&self, meant: &ProcTarget) -> Option<Result<Vec<u8>, Errno>> {
         match meant {
             ProcTarget::Descriptor(id, number) => {
                 let found = self.descriptors_of(*id).find(|(n, _, _)| n == number)?;
-                self.name_of(found.1, found.2)
+                Some(self.name_of(found.1, found.2).ok_or(Errno::NAMETOOLONG))
             }
-            ProcTarget::Program(id) => Some(self.processes.info(*id)?.program.clone()),
-            ProcTarget::Current(id) => path_of(&self.tree, self.processes.get(*id)?.directory).ok(),
-            ProcTarget::Root => Some(b"/".to_vec()),
-            ProcTarget::Name(name, _) => Some(name.clone()),
-            ProcTarget::Setting(setting) => setting.link(),
+            ProcTarget::Program(id) => Some(Ok(self.processes.info(*id)?.program.clone())),
+            ProcTarget::Current(id) => {
+                Some(path_of(&self.tree, self.processes.get(*id)?.directory))
+            }
+            ProcTarget::Root => Some(Ok(b"/".to_vec())),
+            ProcTarget::Name(name, _) => Some(Ok(name.clone())),
+            ProcTarget::Setting(setting) => setting.link().map(Ok),
             ProcTarget::Folder(_)
             | ProcTarget::Text(_)
             | ProcTarget::Maps(_)

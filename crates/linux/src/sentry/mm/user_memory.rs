@@ -131,9 +131,12 @@ impl<'a> PageReader<'a> {
         while string.len() < limit {
             let at = address.wrapping_add(string.len() as u64);
             let piece = self.strings.rest(self.process, at)?;
-            let end = piece.iter().position(|&byte| byte == 0);
-            string.extend(&piece[..end.unwrap_or(piece.len())]);
-            if end.is_some() {
+            let Some(end) = piece.iter().position(|&byte| byte == 0) else {
+                string.extend(piece);
+                continue;
+            };
+            string.extend(&piece[..end]);
+            if string.len() < limit {
                 return Ok(string);
             }
         }

@@ -8,7 +8,6 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::DirectoryEntries;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
-use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
@@ -49,10 +48,7 @@ impl Sentry {
             Some(_) => return Err(Errno::NOENT.into()),
             None => match self.reach(at, &path, |walk| walk.follow(false))? {
                 ResolvedPath::Place(place) => self.state.tree.read_link(place.node()?)?.to_vec(),
-                ResolvedPath::Own(meant @ ProcTarget::Descriptor(..)) => {
-                    self.state.target(&meant).ok_or(Errno::NAMETOOLONG)?
-                }
-                ResolvedPath::Own(meant) => self.state.target(&meant).ok_or(Errno::INVAL)?,
+                ResolvedPath::Own(meant) => self.state.target(&meant).ok_or(Errno::INVAL)??,
             },
         };
         let bytes = &target[..target.len().min(len as usize)];
