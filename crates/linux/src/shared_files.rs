@@ -129,8 +129,8 @@ impl LiveFile {
         Ok(())
     }
 
-    /// Bytes that take memory outside `mapped` parts. The work is proportional to the parts that
-    /// were mapped or unmapped since the last count.
+    /// Bytes that take memory outside `mapped` parts. It looks for memory only in the parts that
+    /// were mapped or unmapped since the last count, and compares all parts of the two counts.
     fn count_unmapped(&mut self, mapped: &Ranges) -> Result<u64, PlatformError> {
         let bytes = match &self.unmapped {
             Some((before, bytes)) if before == mapped => return Ok(*bytes),

@@ -18,6 +18,8 @@ use crate::ranges::Ranges;
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 /// Shared mappings end at this offset of their file at most. Bytes beyond it need no memory.
 pub(crate) const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
+/// Maximum length of a range whose pages are looked at one by one.
+const MAX_PAGEWISE: u64 = 1 << 20;
 
 pub(crate) fn failed(error: SysError) -> PlatformError {
     PlatformError::kernel("writing shared memory", std::io::Error::from_raw_os_error(error.errno))
@@ -73,11 +75,17 @@ impl SharedFile {
         }
     }
 
-    /// Bytes of the pages of `range` that take memory.
+    /// Bytes of the pages of `range` that take memory. A short range takes a call for each such
+    /// page. A long one takes two calls for each part, and the kernel may look at the whole of the
+    /// last part for its end.
     pub(crate) fn resident_within(&self, range: Range<u64>) -> Result<u64, PlatformError> {
         let end = range.end.min(MAX_OFFSET).next_multiple_of(PAGE);
         let start = (range.start / PAGE * PAGE).min(end);
-        let holes: u64 = self.holes(start..end)?.iter().map(|hole| hole.end - hole.start).sum();
+        let bytes = |part: Range<u64>| part.end - part.start;
+        if end - start > MAX_PAGEWISE {
+            return Ok(self.data_within(start..end)?.into_iter().map(bytes).sum());
+        }
+        let holes: u64 = self.holes(start..end)?.iter().map(bytes).sum();
         Ok(end - start - holes)
     }
 
@@ -168,5 +176,28 @@ impl LiveMapping {
 
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.range.start < range.end && range.start < self.range.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_counted_in_short_and_long_ranges() {
+        let pages = 4 * MAX_PAGEWISE / PAGE;
+        let memory = Memfd::new(c"test").unwrap();
+        memory.set_len((pages * PAGE) as usize).unwrap();
+        for page in [0, 1, 5, pages / 2, pages - 1] {
+            memory.write_at(&[1; PAGE_SIZE], (page * PAGE) as usize).unwrap();
+        }
+        let file = SharedFile(memory);
+        let resident = |start: u64, end: u64| file.resident_within(start..end).unwrap() / PAGE;
+        assert_eq!(resident(0, u64::MAX), 5);
+        assert_eq!(resident(PAGE, pages * PAGE), 4);
+        assert_eq!(resident(PAGE + 9, pages / 2 * PAGE), 2);
+        assert_eq!(resident(PAGE, pages / 2 * PAGE + 1), 3);
+        assert_eq!((resident(0, 2 * PAGE), resident(2 * PAGE, 6 * PAGE)), (2, 1));
+        assert_eq!(resident(pages * PAGE, u64::MAX), 0);
     }
 }
