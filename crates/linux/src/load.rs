@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use afresh_files::{Kind, Node, Tree, Walk};
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use crate::elf::Elf;
 use crate::error::WarmError;
 use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
-use crate::guest::Guest;
+use crate::guest::{Guest, StopReason, after};
 use crate::platform::Continuation;
 use crate::sentry::{
     ArgumentStrings, Change, Content, Executable, FileBacking, FilePart, MAX_WHOLE, PAGE,
@@ -273,11 +274,17 @@ pub(crate) fn load(
         Loadable::new(tree, name, real, program, (args, env))?
     };
     guest.sentry.change().set_program(loadable.identity());
-    place(guest, &loadable)
+    // Limits hold from the program's first instruction on.
+    place(guest, &loadable, after(Duration::MAX)).map(drop)
 }
 
-/// Loads a program into an empty process, which then runs.
-pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmError> {
+/// Loads a program into an empty process, which then runs. Returns why the call ends, if it does
+/// meanwhile.
+pub(crate) fn place(
+    guest: &mut Guest,
+    loadable: &Loadable,
+    deadline: Instant,
+) -> Result<Option<StopReason>, WarmError> {
     let Loadable { path, program, loader, args, env, .. } = loadable;
     let mut changes = Vec::new();
     let slide = map(guest, program, BASE, &mut changes)?;
@@ -295,7 +302,10 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     state.layout.start_heap(end.next_multiple_of(PAGE) + PAGE);
     let (stack, change) = state.layout.map_stack().map_err(|_| WarmError::TooLarge)?;
     changes.push(change);
-    guest.body.enact_all(changes, Continuation::Ask)?;
+    let halt = guest.enact_all_until_halt(changes, deadline)?;
+    if halt.is_some() {
+        return Ok(halt);
+    }
 
     // Strings at the top, then random bytes, then the table of pointers, which ends on 16 bytes.
     let mut strings = Vec::new();
@@ -361,5 +371,5 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     guest.body.process.set_start(entry, table_at);
     guest.body.process.execute(&crate::platform::StubCommands::default(), Continuation::Resume)?;
     guest.body.process.forget_frame();
-    Ok(())
+    Ok(None)
 }

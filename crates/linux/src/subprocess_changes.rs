@@ -8,13 +8,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use afresh_files::Refused;
 use afresh_sys::planted::{self, Bug};
 
 use crate::file_cache::MappedRange as Contents;
 use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
 use crate::ranges::Ranges;
-use crate::sentry::{Change, Content, FilePart, PAGE, StubCall};
+use crate::sentry::{Change, Content, PAGE, StubCall};
 use crate::shared_memory_file::LiveMapping;
 use crate::subprocess::Subprocess;
 
@@ -147,7 +146,6 @@ impl Subprocess {
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut first = StubCommands::default();
         let mut lent: Vec<(Contents, u64)> = Vec::new();
-        let mut copied = Vec::new();
         for change in changes {
             gone.extend(self.note(change.before.iter().chain(&change.after)));
             first.calls.extend(change.before);
@@ -181,16 +179,16 @@ impl Subprocess {
                     self.attached.sort_unstable_by_key(|one| one.range.start);
                 }
                 Some((start, Content::Bytes(content))) => filled.push((start, content)),
-                Some((start, Content::Copied(part))) => copied.push((start, part)),
+                Some((_, Content::Copied(_))) => unreachable!("it is put into effect in parts"),
                 None => {}
             }
         }
         first.calls.extend(lent.iter().map(|(_, descriptor)| close_call(*descriptor)));
         // With nothing to fill or to copy before them, the last calls need no further question.
-        if filled.is_empty() && copied.is_empty() && first.copies.is_empty() {
+        if filled.is_empty() && first.copies.is_empty() {
             first.calls.append(&mut after);
         }
-        let whole = filled.is_empty() && copied.is_empty() && after.is_empty();
+        let whole = filled.is_empty() && after.is_empty();
         self.process.execute(&first, if whole { then } else { Continuation::Ask })?;
         gone.into_iter().for_each(|range| self.showing.remove(range));
         new.into_iter().for_each(|(range, shown)| self.showing.insert(range, shown));
@@ -198,9 +196,6 @@ impl Subprocess {
             return Ok(());
         }
         filled.iter().try_for_each(|(address, bytes)| self.fill(*address, bytes))?;
-        for (start, part) in copied {
-            self.copy_file(start, &part, || true)?;
-        }
         if after.is_empty() && then == Continuation::Ask {
             // The stub waits for orders already.
             return Ok(());
@@ -209,32 +204,12 @@ impl Subprocess {
     }
 
     /// Writes the first bytes of a mapping.
-    fn fill(&mut self, address: u64, bytes: &[u8]) -> Result<(), PlatformError> {
+    pub(crate) fn fill(&mut self, address: u64, bytes: &[u8]) -> Result<(), PlatformError> {
         if self.process.write(address, bytes)? {
             return Ok(());
         }
         let error = std::io::Error::from_raw_os_error(libc::ENOMEM);
         Err(PlatformError::kernel("filling a mapping of a file", error))
-    }
-
-    /// Copies a part of a file to a new mapping until `proceeds` returns `false`. Returns whether
-    /// all of it was copied.
-    pub(crate) fn copy_file(
-        &mut self,
-        start: u64,
-        part: &FilePart,
-        mut proceeds: impl FnMut() -> bool,
-    ) -> Result<bool, PlatformError> {
-        let failed = |error: Refused| PlatformError::kernel("reading a mapped file", error.errno());
-        let mut bytes = Vec::new();
-        for piece in part.pieces().map_err(failed)? {
-            if !proceeds() {
-                return Ok(false);
-            }
-            part.read(&piece, &mut bytes).map_err(failed)?;
-            self.fill(start + piece.start, &bytes)?;
-        }
-        Ok(true)
     }
 
     /// Notes that `range` is about to show a file.

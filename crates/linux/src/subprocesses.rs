@@ -483,8 +483,8 @@ impl Guest {
             self.body.process.forget_frame();
             self.body.process.bases = Default::default();
         }
-        match load::place(self, &loadable) {
-            Ok(()) => Ok(None),
+        match load::place(self, &loadable, deadline) {
+            Ok(halt) => Ok(halt),
             Err(crate::error::WarmError::Platform(error)) => Err(error),
             // The old program is unmapped, and the new one does not fit.
             Err(_) => Ok(Some(StopReason::End(End::Signal(libc::SIGKILL), Trap::Stub))),

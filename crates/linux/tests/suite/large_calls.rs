@@ -34,9 +34,12 @@ def maps():
 def run():
     shutil.copy("/bin/true", "t")
     return error(os.execv, "./t", ["t"])
-def read_link():
-    fd = os.open("f", os.O_RDONLY)
-    return error(os.readlink, f"/proc/self/fd/{fd}")
+def links():
+    """Links of /proc to paths that no call takes."""
+    names = [f"/proc/self/fd/{os.open('f', os.O_RDONLY)}", "/proc/self/cwd"]
+    program = f"/proc/self/fd/{os.open('t', os.O_RDONLY)}"
+    opened = [error(os.open, name, os.O_NOFOLLOW) for name in names]
+    return [error(os.readlink, name) for name in names] + opened + [error(os.execv, program, ["t"])]
 def full():
     with open("/tmp/fill", "wb", buffering=0) as file:
         try:
@@ -65,14 +68,6 @@ def moved():
     found = [ctypes.string_at(to + offset, 2) for offset in range(0, size, 1 << 20)]
     libc.munmap(ctypes.c_void_p(to), ctypes.c_size_t(size))
     return found == [bytes([1 + n, 0]) for n in range(40)]
-def moves():
-    size = 40 << 20
-    at = libc.mmap(None, size, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    ctypes.memset(at, 7, size)
-    places = [0x100000000000, 0x110000000000]
-    while True:
-        places.reverse()
-        at = libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_size_t(size), 3, ctypes.c_void_p(places[0]))
 def echo(): return "echo"
 for line in sys.stdin:
     print(globals()[line.strip()](), flush=True)
@@ -111,7 +106,8 @@ fn mappings_of_a_file_in_a_deep_directory_take_little_memory_to_list() {
             });
             assert!(growth < 64 << 20, "{growth}");
             assert_eq!(ask(&mut instance, "run"), "ENAMETOOLONG");
-            assert_eq!(ask(&mut instance, "read_link"), "ENAMETOOLONG");
+            let links = "['ENAMETOOLONG', 'ENAMETOOLONG', 'ELOOP', 'ELOOP', 'ENAMETOOLONG']";
+            assert_eq!(ask(&mut instance, "links"), links);
         },
     );
 }
@@ -140,14 +136,10 @@ fn a_private_mapping_of_a_sparse_file_takes_no_memory_for_holes() {
 }
 
 #[test]
-fn memory_that_moves_keeps_its_bytes_and_a_call_that_moves_it_ends_at_its_limit() {
-    let shape =
-        |program: Program| program.memory_limit(256 << 20).time_limit(Duration::from_secs(10));
-    let Some(mut instance) = instance(shape) else { return };
+fn memory_that_moves_keeps_its_bytes() {
+    let Some(mut instance) = instance(|program| program.memory_limit(256 << 20)) else { return };
     for _ in 0..2 {
         assert_eq!(ask(&mut instance, "moved"), "True");
-        let ended = instance.call(b"moves\n").unwrap_err().to_string();
-        assert!(ended.contains("time"), "{ended}");
         instance.reset();
         instance.verify().unwrap();
         assert_eq!(ask(&mut instance, "echo"), "echo");
