@@ -3,9 +3,9 @@
 //! Promises: a file is taken for a cached one only if its device, number, length and times are the
 //! same, and were not set just now; the cache takes at most a sixteenth of the memory of the host
 //! or control group, mapped or not, but 128 MiB in any case and at most 1 GiB; no release takes
-//! bytes that a guest or an image shows; and a guest holds the lock of the cache for a bounded
-//! number of steps, whatever other guests have mapped. May break it: a program that changes a host
-//! file without changing its times; a guest would see the old content.
+//! bytes that a guest or an image shows; and a mapping of a guest holds the lock of the cache for a
+//! bounded number of steps, whatever other guests have mapped. May break it: a program that changes
+//! a host file without changing its times; a guest would see the old content.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -58,8 +58,9 @@ impl Default for CacheLimits {
 /// A host file, and whether its bytes are those of its twin.
 type CacheKey = (HostFile, bool);
 
-/// The cache. All guests of this process wait for its lock, so that no call below it takes longer
-/// with more files, and none releases memory.
+/// The cache. All guests of this process wait for its lock, so that no call below it releases
+/// memory, and a mapping looks at [`MAX_EVICTION_SCAN`] files at most. A release under memory
+/// pressure ([`HostFileCache::take_unused`]) looks at all of them.
 #[derive(Default)]
 struct HostFileCache {
     limits: CacheLimits,
@@ -92,6 +93,10 @@ impl HostFileCache {
         more: u64,
         twin: Option<Arc<TextTwin>>,
     ) -> (Option<Arc<CachedFile>>, EvictedFiles) {
+        if more > self.limits.bytes {
+            // No eviction makes so much room.
+            return (None, Vec::new());
+        }
         let key = (host_file, twin.is_some());
         let found = self.touch(&key);
         let Some(place) = self.place.clone().or_else(CacheFile::new) else {
@@ -282,15 +287,18 @@ mod tests {
         let tree = over(here);
         let file = |path: &str| tree.host_file(tree.find(path).unwrap()).unwrap();
         let mut shelf = HostFileCache::default();
-        let (kept, _) = shelf.cached_file(file("Cargo.toml"), PAGE, None);
-        drop(shelf.cached_file(file("src/lib.rs"), PAGE, None));
-        assert!(
-            shelf.cached_file(file("src/subprocess.rs"), max_bytes() + 1, None).0.is_none(),
-            "there is never so much room"
-        );
-        assert!(shelf.files.contains_key(&(file("Cargo.toml"), false)), "it is shown");
-        assert!(!shelf.files.contains_key(&(file("src/lib.rs"), false)));
+        let node = tree.find("Cargo.toml").unwrap();
+        let kept = shelf.cached_file(file("Cargo.toml"), PAGE, None).0.unwrap();
+        let shown = kept.show((&tree, node), 0..PAGE, u64::MAX, &|| true).unwrap().unwrap().0;
         drop(kept);
+        drop(shelf.cached_file(file("src/lib.rs"), PAGE, None));
+        let has = |shelf: &HostFileCache, path| shelf.files.contains_key(&(file(path), false));
+        for (bytes, evicts) in [(max_bytes() + 1, false), (max_bytes(), true)] {
+            assert!(shelf.cached_file(file("src/subprocess.rs"), bytes, None).0.is_none());
+            assert!(has(&shelf, "Cargo.toml"), "it is shown");
+            assert_eq!(has(&shelf, "src/lib.rs"), !evicts, "there is never room for {bytes}");
+        }
+        drop(shown);
     }
 
     /// A tree with `files` host files of one page.

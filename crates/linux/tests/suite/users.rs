@@ -43,7 +43,7 @@ def apart(work):
 def become(user, group, groups=()): os.setgroups(groups); os.setgid(group); os.setuid(user)
 
 def files():
-    # `root` gives files away; what it makes is its own; a changed owner drops set-user bits.
+    # `root` gives files away; its new files are its own; a changed owner drops set-user bits.
     write("/tmp/f", "text"); os.chmod("/tmp/f", 0o6755); os.chown("/tmp/f", 33, -1); assert owner("/tmp/f") == (33, 0) and os.stat("/tmp/f").st_mode & 0o7777 == 0o755
     os.chown("/tmp/f", -1, 44); assert owner("/tmp/f") == (33, 44); os.symlink("f", "/tmp/l"); os.lchown("/tmp/l", 5, 6); assert owner("/tmp/l") == (5, 6) and owner("/tmp/f") == (33, 44)
     with open("/tmp/f") as file: os.fchown(file.fileno(), 34, 44); assert os.fstat(file.fileno()).st_uid == 34

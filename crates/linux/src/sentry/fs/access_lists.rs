@@ -2,7 +2,7 @@
 //! are kept as extended attributes.
 //!
 //! Promises: a list and the mode of its file agree, as in Linux: a list sets the mode, `chmod`
-//! changes the list, and what is made in a directory with a default list inherits it. Their entries
+//! changes the list, and a new file in a directory with a default list inherits it. Their entries
 //! for further users and groups decide no access.
 
 use afresh_files::{Kind, New, Node, ResolvedName};
