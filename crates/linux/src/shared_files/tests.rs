@@ -39,34 +39,34 @@ fn a_count_after_a_change_is_that_of_a_new_count() {
     let mut files = SharedFiles::default();
     files.restore(&tree, &BTreeSet::from([node])).unwrap();
     let memory = files.get(node).unwrap().clone();
-    let counted = |files: &mut SharedFiles, parts: &[Range<u64>]| {
+    let counted = |files: &mut SharedFiles, parts: &[(u64, u64)]| {
         let mut mapped = Ranges::default();
-        parts.iter().for_each(|part| mapped.insert(part.start * PAGE..part.end * PAGE));
+        parts.iter().for_each(|(start, end)| mapped.insert(start * PAGE..end * PAGE));
         // Each count continues from the one before.
         let whole = bytes_beside(memory.data().unwrap(), &mapped);
         let bytes = files.unmapped_bytes(&BTreeMap::from([(node, mapped)])).unwrap();
         assert_eq!(bytes, whole, "{parts:?}");
         bytes / PAGE
     };
-    assert_eq!(counted(&mut files, &[0..64]), 0);
+    assert_eq!(counted(&mut files, &[(0, 64)]), 0);
     for page in [10, 11, 40] {
         memory.0.write_at(&[2; PAGE_SIZE], page * PAGE_SIZE).unwrap();
     }
-    assert_eq!(counted(&mut files, &[2..11, 30..50]), 3);
+    assert_eq!(counted(&mut files, &[(2, 11), (30, 50)]), 3);
     assert_eq!(counted(&mut files, &[]), 7);
-    assert_eq!(counted(&mut files, &[40..41, 63..64]), 6);
+    assert_eq!(counted(&mut files, &[(40, 41), (63, 64)]), 6);
     tree.write(node, 20 * PAGE, &[3; 2 * PAGE_SIZE], now).unwrap();
     files.refresh(&tree, node).unwrap();
-    assert_eq!(counted(&mut files, &[40..41, 63..64]), 8);
+    assert_eq!(counted(&mut files, &[(40, 41), (63, 64)]), 8);
     tree.set_size(node, 21 * PAGE + 9, now).unwrap();
     files.refresh(&tree, node).unwrap();
-    assert_eq!(counted(&mut files, &[0..1]), 7);
+    assert_eq!(counted(&mut files, &[(0, 1)]), 7);
     // The end of a hole takes no memory.
     for size in [18 * PAGE + 5, 30 * PAGE + 5, 60 * PAGE] {
         tree.set_size(node, size, now).unwrap();
         files.refresh(&tree, node).unwrap();
     }
-    assert_eq!(counted(&mut files, &[0..1]), 5);
+    assert_eq!(counted(&mut files, &[(0, 1)]), 5);
 }
 
 #[test]
