@@ -1,10 +1,10 @@
 //! Changes of a layout that copy much memory: a mapping that moves, and a private mapping of a file
 //! that is not shown.
 //!
-//! Promises: the copy is made in parts, and its call ends as any other, at its deadline for example,
-//! however much there is to copy; each part has the whole time that the stub may take. A call that
-//! ends has left the mappings as the layout has them, so that a reset finds them. The copy is whole
-//! where the guest is kept after its call.
+//! Promises: the copy is made in parts, and its call ends at its deadline, at its limit of CPU time
+//! or where its caller stops it, however much there is to copy; each part has the whole time that
+//! the stub may take. A call that ends has left the mappings as the layout has them, so that a
+//! reset finds them. The copy is whole where the guest is kept after its call.
 
 use std::time::Instant;
 

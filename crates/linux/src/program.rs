@@ -351,8 +351,8 @@ impl Program {
     /// Makes every reset end the program's process, so that the next call has a new one; by default
     /// the process is kept, and its pages are reset. The time of a write shows a call in a kept
     /// process which pages earlier calls have written, and the time of any access shows a call in a
-    /// new process which pages two earlier first calls have touched. With this setting a new process
-    /// shows neither, and costs a fork, and a fault for each page that a call touches.
+    /// new process which pages two earlier first calls have touched. With this setting a new
+    /// process shows neither, and costs a fork, and a fault for each page that a call touches.
     #[must_use]
     pub fn replace_processes(mut self, replaced: bool) -> Self {
         self.replaced = replaced;

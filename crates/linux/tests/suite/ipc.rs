@@ -113,7 +113,8 @@ def limits():
     for thread in threads: thread.join()
     ended(child(lambda: None))
     assert os.spawnv(os.P_WAIT, "/bin/true", ["true", "x" * 100000] + ["y"] * 100000) == 0; fails(errno.E2BIG, os.execv, "/bin/true", ["true", "x" * 140000])
-    assert os.spawnv(os.P_WAIT, "/bin/true", ["true", "x" * 131071]) == 0; fails(errno.E2BIG, os.execv, "/bin/true", ["true", "x" * 131072])
+    assert os.spawnv(os.P_WAIT, "/bin/true", ["true", "x" * 131071]) == 0
+    fails(errno.E2BIG, os.execv, "/bin/true", ["true", "x" * 131072])
 
 for line in sys.stdin:
     match line.strip():

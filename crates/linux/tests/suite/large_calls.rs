@@ -39,7 +39,8 @@ def links():
     names = [f"/proc/self/fd/{os.open('f', os.O_RDONLY)}", "/proc/self/cwd"]
     program = f"/proc/self/fd/{os.open('t', os.O_RDONLY)}"
     opened = [error(os.open, name, os.O_NOFOLLOW) for name in names]
-    return [error(os.readlink, name) for name in names] + opened + [error(os.execv, program, ["t"])]
+    targets = [error(os.readlink, name) for name in names]
+    return targets + opened + [error(os.execv, program, ["t"])]
 def full():
     with open("/tmp/fill", "wb", buffering=0) as file:
         try:
