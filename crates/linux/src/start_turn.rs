@@ -255,7 +255,9 @@ mod tests {
                 thread::spawn(move || queue.take())
             })
             .collect();
-        threads.into_iter().for_each(|thread| drop(thread.join().unwrap()));
+        for thread in threads {
+            thread.join().unwrap();
+        }
         assert!(queue.lock().waiting.is_empty());
     }
 

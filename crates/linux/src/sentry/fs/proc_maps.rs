@@ -46,7 +46,7 @@ impl Kernel {
             let path = mapping.share.or(mapping.origin);
             let path = path.map(|file| self.mapped_path(file.node, paths));
             let name = match &path {
-                Some(path) => path,
+                Some(path) => path.as_str(),
                 None => self.layout_of(maps.memory)?.name(&range).unwrap_or_default(),
             };
             self.describe_mapping(&mut text, (&range, mapping), name, maps.sized);
