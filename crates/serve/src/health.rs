@@ -75,7 +75,8 @@ pub(crate) fn checks(shared: &ServerState) -> Vec<(Check, bool)> {
     let mut all = Vec::new();
     if let Some(routes) = &shared.sandboxes {
         all.push((Check::Directory, shared.health.directory_fails.load(Ordering::Relaxed)));
-        all.push((Check::Calls, routes.sandboxes.has_overdue_calls()));
+        let is_overdue = routes.sandboxes.has_overdue_calls.load(Ordering::Relaxed);
+        all.push((Check::Calls, is_overdue));
     }
     #[cfg(feature = "fleet")]
     if let Some(fleet) = &shared.fleet {

@@ -30,7 +30,7 @@ pub(crate) struct Commands {
     slicing: AtomicBool,
     /// The place of the call that runs.
     pub(crate) place: Mutex<Option<Permit>>,
-    /// When that call began.
+    /// When that call began to run, after its waits.
     begun: Mutex<Option<Instant>>,
     /// CPU time of the calls and slices that have ended.
     ended_cpu: Mutex<Duration>,
@@ -259,8 +259,12 @@ impl Commands {
     /// client.
     pub(crate) fn hold(&self, place: Permit) -> RunningCall<'_> {
         *lock(&self.place) = Some(place);
-        *lock(&self.begun) = Some(Instant::now());
         RunningCall(self)
+    }
+
+    /// The call that holds a place begins to run: its waits are over.
+    pub(crate) fn begin_run(&self) {
+        *lock(&self.begun) = Some(Instant::now());
     }
 
     /// How long the call that runs has run.

@@ -59,6 +59,9 @@ pub(crate) struct Sandboxes {
     /// The server ends: sandboxes made now would not be saved with the others. Changed under the
     /// lock of `all`.
     pub(crate) ending: AtomicBool,
+    /// Whether a call has run for many times its time limit, so that something blocks it. As of the
+    /// last sweep.
+    pub(crate) has_overdue_calls: AtomicBool,
     /// Keys of requests that make sandboxes now.
     pub(crate) keys: Arc<KeyTurns>,
     pub(crate) opened: Mutex<HashMap<String, Guest>>,
@@ -216,6 +219,7 @@ impl Sandboxes {
             all: Mutex::new(all.collect()),
             killed: Arc::default(),
             ending: AtomicBool::new(false),
+            has_overdue_calls: AtomicBool::new(false),
             keys: Arc::default(),
             opened: Mutex::new(HashMap::new()),
             ledger,
@@ -278,9 +282,10 @@ impl Sandboxes {
         self.templates.iter().any(|template| template.config.name == name)
     }
 
-    /// Whether a call has run for many times its time limit, so that something blocks it.
-    pub(crate) fn has_overdue_calls(&self) -> bool {
-        self.has_calls_past(self.config.call_timeout.saturating_mul(OVERDUE_FACTOR))
+    /// Looks for calls that have run for many times their time limit.
+    pub(crate) fn find_overdue_calls(&self) {
+        let limit = self.config.call_timeout.saturating_mul(OVERDUE_FACTOR);
+        self.has_overdue_calls.store(self.has_calls_past(limit), Ordering::Relaxed);
     }
 
     /// Whether a call has run for more than `limit`.
@@ -431,6 +436,7 @@ impl Sandboxes {
             };
             used();
             let has_run = matches!(&*life, Residency::Live(_));
+            sandbox.commands.begin_run();
             let result = match &mut *life {
                 Residency::Live(session) => {
                     // Earlier bytes belong to other calls.

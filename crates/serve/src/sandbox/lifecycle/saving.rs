@@ -66,19 +66,14 @@ impl Sandboxes {
         .await
     }
 
-    /// Saves a sandbox of an ending server, whose calls have until `until` to end.
+    /// Saves a sandbox of an ending server, whose calls have ended.
     pub(crate) async fn save_at_end(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        until: tokio::time::Instant,
+        life: OwnedMutexGuard<Residency>,
     ) -> Result<(), ErrorResponse> {
         let how =
             SaveMode { pause: sandbox.lifetime().paused, ending: true, ..SaveMode::default() };
-        let life = tokio::time::timeout_at(until, sandbox.life.clone().lock_owned()).await;
-        let life = life.map_err(|_| {
-            let message = "a call of the sandbox did not end in time";
-            ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
-        })?;
         to_its_end(self.clone().save_now(sandbox.clone(), life, how)).await
     }
 

@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 
 use afresh::Reference;
 use hyper::StatusCode;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::concurrency::Permit;
+use crate::deadline::deadline_after;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
@@ -238,6 +240,7 @@ impl Sandboxes {
     pub(crate) fn sweep(self: &Arc<Self>) {
         self.measure_use();
         self.builds.expire();
+        self.find_overdue_calls();
         if !self.ledger.is_owner() {
             return;
         }
@@ -376,7 +379,8 @@ impl Sandboxes {
         self.save_all_within(SAVE_ALL_TIMEOUT).await
     }
 
-    /// The same with a limit for retries, and for the ends of calls that still run.
+    /// The same with a limit for retries. Calls that still run may end within it or within the rest
+    /// of their time limit, whichever is longer.
     pub(crate) async fn save_all_within(self: &Arc<Self>, limit: Duration) -> bool {
         let mut all: Vec<_> = {
             let all = lock(&self.all);
@@ -385,13 +389,20 @@ impl Sandboxes {
         };
         // A call that hangs delays no save of another sandbox.
         all.sort_by_cached_key(|sandbox| sandbox.life.try_lock().is_err());
-        let until = Instant::now() + limit;
-        let calls_end = tokio::time::Instant::now() + limit;
+        let calls_end = Instant::now() + limit;
+        // Waits for calls take nothing from the time for retries.
+        let mut until = calls_end;
         let mut complete = true;
         for sandbox in all {
             loop {
-                let calls_end = calls_end.max(tokio::time::Instant::now() + MIN_CALL_END_TIMEOUT);
-                let Err(refusal) = self.save_at_end(&sandbox, calls_end).await else { break };
+                let waiting = Instant::now();
+                let life = self.wait_for_calls(&sandbox, calls_end).await;
+                until += waiting.elapsed();
+                let saved = match life {
+                    Ok(life) => self.save_at_end(&sandbox, life).await,
+                    Err(refusal) => Err(refusal),
+                };
+                let Err(refusal) = saved else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {
                     // A client has paused or ended it since then, or another host has it: nothing
                     // is lost here.
@@ -412,6 +423,25 @@ impl Sandboxes {
         }
         self.remove_killed_records(until).await;
         complete
+    }
+
+    /// The life of a sandbox of an ending server, once its calls have ended. They have until
+    /// `calls_end`, or until the one that runs reaches its time limit.
+    async fn wait_for_calls(
+        &self,
+        sandbox: &Sandbox,
+        calls_end: Instant,
+    ) -> Result<OwnedMutexGuard<Residency>, ErrorResponse> {
+        let left = |ran| self.config.call_timeout.saturating_sub(ran);
+        let rest = sandbox.commands.running_time().map_or(Duration::ZERO, left);
+        // A call that reaches its limit takes a moment to end.
+        let rest = rest.saturating_add(MIN_CALL_END_TIMEOUT);
+        let until = calls_end.max(deadline_after(Instant::now(), rest));
+        let locking = tokio::time::timeout_at(until.into(), sandbox.life.clone().lock_owned());
+        locking.await.map_err(|_| {
+            let message = "a call of the sandbox did not end in time";
+            ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        })
     }
 
     /// Strikes out killed sandboxes that are in the ledger still, when the server ends: the next

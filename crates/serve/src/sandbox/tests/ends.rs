@@ -1,5 +1,8 @@
 //! Ends of sandboxes, and the number that a tenant may have.
 
+use std::sync::atomic::Ordering;
+
+use super::faulty_store::FaultyStore;
 use super::*;
 use crate::sandbox::lifecycle::saving::SaveMode;
 use crate::sandbox::records::directory_store::DirectoryStore;
@@ -7,6 +10,8 @@ use crate::sandbox::records::directory_store::DirectoryStore;
 /// The tenants of other sandboxes. One alone does not get all places.
 const OTHERS: [&str; 4] = ["a", "b", "c", "d"];
 const ENTER_TIMEOUT: Duration = Duration::from_millis(10);
+/// Longer than some attempts of a save take.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_sandbox_does_not_wait_for_saves_of_others() {
@@ -61,22 +66,75 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_ends_without_a_sandbox_whose_call_hangs() {
     let dir = tempfile::tempdir().unwrap();
-    let all = open(&config(&dir)).await;
+    let mut config = config(&dir);
+    config.call_timeout = ENTER_TIMEOUT;
+    let all = open(&config).await;
     let sandboxes = [make(&all, options(HOUR)).await, make(&all, options(HOUR)).await];
     let [hanging, other] = &sandboxes;
+    let is_overdue = async || {
+        all.find_overdue_calls();
+        all.has_overdue_calls.load(Ordering::Relaxed)
+    };
     // A call holds both for ever.
     let _life = hanging.life.clone().lock_owned().await;
-    assert!(!all.has_calls_past(Duration::ZERO));
     let place = all.pauses.enter(&all.accounts, &TENANT.into(), HOUR).await.unwrap();
     let running = hanging.commands.hold(place);
-    until("no fault", async || all.has_calls_past(ENTER_TIMEOUT)).await;
+    // It waits for a processor, which is no fault.
+    assert!(!all.has_calls_past(Duration::ZERO));
+    hanging.commands.begin_run();
+    until("no fault", is_overdue).await;
     let saving = all.save_all_within(ENTER_TIMEOUT);
     let complete = tokio::time::timeout(TEST_TIMEOUT, saving).await;
     assert!(!complete.expect("the server waits for ever"), "the sandbox is saved");
     assert!(is_saved(other).await);
-    assert!(!all.has_overdue_calls());
     drop(running);
-    assert!(!all.has_calls_past(Duration::ZERO));
+    assert!(!is_overdue().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ending_server_waits_for_a_call_within_its_time_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = open(&config(&dir)).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    let life = sandbox.life.clone().lock_owned().await;
+    sandbox.commands.begin_run();
+    let ending = all.clone();
+    let saving = tokio::spawn(async move { ending.save_all_within(ENTER_TIMEOUT).await });
+    // Longer than the server waits for a call that is past its limit.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    drop(life);
+    assert!(saving.await.unwrap(), "the call that ended is not saved");
+    assert!(is_saved(&sandbox).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hung_call_takes_no_retry_from_later_sandboxes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    config.call_timeout = ENTER_TIMEOUT;
+    let store = FaultyStore::open(&config.dir);
+    let all = open_with(&config, store.clone()).await;
+    let hanging = make(&all, options(HOUR)).await;
+    let other = loop {
+        let other = make(&all, options(HOUR)).await;
+        // The order of the saves, among those with a call.
+        if lock(&all.all).keys().next() == Some(&hanging.id) {
+            break other;
+        }
+        all.kill(&other).await.unwrap();
+    };
+    let _life = hanging.life.clone().lock_owned().await;
+    let life = other.life.clone().lock_owned().await;
+    store.hides_update.store(true, Ordering::Relaxed);
+    let ending = all.clone();
+    let saving = tokio::spawn(async move { ending.save_all_within(RETRY_TIMEOUT).await });
+    until("nothing ends", async || all.ending.load(Ordering::Relaxed)).await;
+    // After the order is known.
+    tokio::time::sleep(ENTER_TIMEOUT * 10).await;
+    drop(life);
+    assert!(!saving.await.unwrap(), "a call that hangs is saved");
+    assert!(is_saved(&other).await, "its save is not tried again");
+    assert!(!store.hides_update.load(Ordering::Relaxed));
 }
 
 /// A server that dies within the call must not have the sandbox again.
