@@ -13,6 +13,7 @@ use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use crate::cluster::{Cluster, Fault, HOSTS};
+use crate::deletion::{Deletion, Deletions};
 use crate::history::{self, History, Step};
 use crate::hosts::{Sandbox, exchange, until};
 use crate::outages::Outages;
@@ -155,18 +156,18 @@ impl Run {
         while self.runs() {
             let _active = self.activity.read().unwrap();
             let Some(address) = self.address(&mut dice) else { continue };
-            if let Some(sandbox) = leaving.pop() {
-                match sandbox.ask_at(address, "DELETE", "") {
-                    204 if deleted.len() < MAX_DELETED => deleted.push(sandbox),
-                    // A deletion without an answer was made.
-                    204 | 404 => {}
-                    0 | 429 | 503 | 504 => {
-                        leaving.insert(0, sandbox);
+            if let Some((subject, mut deletions)) = leaving.pop() {
+                let status = subject.sandbox.ask_at(address, "DELETE", "");
+                match deletions.answered(status, subject.may_be_lost(self)) {
+                    Ok(Deletion::Done) if deleted.len() < MAX_DELETED => {
+                        deleted.push(subject.sandbox);
+                    }
+                    Ok(Deletion::Done | Deletion::Gone) => {}
+                    Ok(Deletion::Refused) => {
+                        leaving.insert(0, (subject, deletions));
                         self.refused();
                     }
-                    status => {
-                        self.violation(format!("{sandbox:?}: deleting answers {status}"));
-                    }
+                    Err(what) => self.violation(format!("{:?}: {what}", subject.sandbox)),
                 }
             }
             if own.len() < SANDBOXES {
@@ -181,7 +182,7 @@ impl Run {
             let subject = &mut own[which];
             let done = match dice.below(60) {
                 0 => {
-                    leaving.push(own.swap_remove(which).sandbox);
+                    leaving.push((own.swap_remove(which), Deletions::default()));
                     continue;
                 }
                 1 if !deleted.is_empty() => {
@@ -194,7 +195,7 @@ impl Run {
             };
             match done {
                 Ok(true) if subject.history.calls() < MAX_CALLS => {}
-                Ok(true) => leaving.push(own.swap_remove(which).sandbox),
+                Ok(true) => leaving.push((own.swap_remove(which), Deletions::default())),
                 Ok(false) => drop(own.swap_remove(which)),
                 Err(what) => self.violation(format!("{:?}: {what}", subject.sandbox)),
             }
@@ -207,7 +208,7 @@ impl Run {
 struct Client {
     own: Vec<Subject>,
     /// Those that are to be deleted.
-    leaving: Vec<Sandbox>,
+    leaving: Vec<(Subject, Deletions)>,
     /// Some of those that were deleted.
     deleted: Vec<Sandbox>,
 }
@@ -264,6 +265,11 @@ impl Subject {
         let (history, file) = (History::default(), History::default());
         let (may_be_paused, waiting) = (false, None);
         Self { sandbox, history, since, file, file_since: since, may_be_paused, waiting }
+    }
+
+    /// Whether it may be lost with its host, which it may be before its first save.
+    fn may_be_lost(&self, run: &Run) -> bool {
+        self.since.lost(run) && self.history.is_unsaved()
     }
 
     /// Begins a request.
@@ -360,7 +366,7 @@ impl Subject {
                 run.refused();
                 Ok(CallOutcome::Refused)
             }
-            404 | 502 if self.since.lost(run) && self.history.is_unsaved() => {
+            404 | 502 if self.may_be_lost(run) => {
                 run.count("gone", 1);
                 Ok(CallOutcome::Gone)
             }
@@ -399,7 +405,7 @@ impl Subject {
                     return Ok(());
                 }
                 // The next call finds the same.
-                404 if self.since.lost(run) && self.history.is_unsaved() => return Ok(()),
+                404 if self.may_be_lost(run) => return Ok(()),
                 status => return Err(format!("a pause is answered with {status}")),
             }
         }
@@ -524,7 +530,7 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
             run.losses.fetch_add(undoes, Ordering::SeqCst);
             run.full.store(together.contains(&Fault::FullDisk), Ordering::SeqCst);
             run.outages.begin(format!("{together:?}"));
-            cluster.suffer(together, (round + round / all.len()) % HOSTS, changed);
+            cluster.suffer(together, (round + round / all.len()) % HOSTS, &run.outages, changed);
             cluster.recover();
             run.full.store(false, Ordering::SeqCst);
             run.leases_lost.store(run.leases_lost(), Ordering::SeqCst);

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::clock::Clock;
 use crate::hosts::{Host, template, until, write_keys};
 use crate::nats_server::NatsServer;
+use crate::outages::Outages;
 use crate::samples::{Sample, kib_below};
 use crate::servers::{FleetStore, Proxy};
 use crate::small_disk::SmallDisk;
@@ -19,7 +20,7 @@ use crate::small_disk::SmallDisk;
 pub(crate) const HOSTS: usize = 3;
 /// Short, since most faults are about its loss. The checker expects that a host of a busy machine
 /// loses it without a fault.
-const LEASE: &str = "2s";
+const LEASE: Duration = Duration::from_secs(2);
 /// Longer than the lease, with the time that others need to see its end.
 const LONG_FAULT: Duration = Duration::from_millis(4500);
 /// Shorter than the lease.
@@ -31,7 +32,8 @@ const CLOCK_STEPS: [i64; 3] = [3000, 100_000, -100_000];
 const STEP_INTERVAL: Duration = Duration::from_millis(700);
 /// The variable with the program of an earlier version: hosts of both versions share the fleet.
 const PREVIOUS: &str = "AFRESH_TEST_PREVIOUS";
-/// The reason of a refused save, in the log of a host without its lease.
+/// A refused save in the log of a host, and its reason for a host without its lease.
+const NOT_SAVED: &str = "a sandbox is not saved";
 const LOST_LEASE: &str = "not sure that the sandbox is still its own";
 /// The disk of each host.
 const DISK_MIB: usize = 64;
@@ -113,6 +115,23 @@ impl Fault {
     }
 }
 
+/// Whether each refused save in the log of a host has the loss of its lease as the reason.
+fn lost_its_lease(log: &str) -> bool {
+    let refused = || log.lines().filter(|line| line.contains(NOT_SAVED));
+    refused().count() > 0 && refused().all(|line| line.contains(LOST_LEASE))
+}
+
+#[test]
+fn a_refused_save_with_another_reason_is_no_lost_lease() {
+    let lost = format!("ERROR {NOT_SAVED}: its calls are lost why={LOST_LEASE}\n");
+    let other = format!("ERROR {NOT_SAVED}: its calls are lost why=the disk is full\n");
+    assert!(lost_its_lease(&lost));
+    let unnamed = format!("WARN why={LOST_LEASE}\n");
+    for log in [&unnamed, &format!("{other}{lost}"), &format!("{lost}{other}")] {
+        assert!(!lost_its_lease(log), "{log}");
+    }
+}
+
 /// The program of the present version.
 fn present() -> OsString {
     env!("CARGO_BIN_EXE_afresh").into()
@@ -184,7 +203,8 @@ impl Cluster {
             links.nats.iter().map(|proxy| format!("nats://{}", proxy.address)).collect();
         let mut command = Command::new(&self.programs[number]);
         command.args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--nats", &nats.join(",")]);
-        command.args(["--lease", LEASE, "--nats-replicas", &self.nats.len().to_string()]);
+        let lease = format!("{}s", LEASE.as_secs());
+        command.args(["--lease", &lease, "--nats-replicas", &self.nats.len().to_string()]);
         self.clocks[number].equip(&mut command);
         let s3 = links.s3.as_ref().map(|proxy| proxy.address);
         let config = template(self.dir.path(), &name);
@@ -256,18 +276,23 @@ impl Cluster {
 
     /// Has the first fault happen to this host, or to the NATS server of this number, and each
     /// other one to the next, until all are over. `changed` gets the addresses that clients can
-    /// use.
+    /// use. A host starts again once its NATS servers have: without a majority it does not join.
     pub(crate) fn suffer(
         &mut self,
         faults: &[Fault],
         number: usize,
+        outages: &Outages,
         changed: impl Fn(Vec<SocketAddr>),
     ) {
         let targets =
             || faults.iter().enumerate().map(|(at, fault)| (*fault, (number + at) % HOSTS));
         targets().for_each(|(fault, number)| self.begin(fault, number, &changed));
         std::thread::sleep(faults.iter().map(|fault| fault.duration()).max().unwrap_or_default());
-        targets().rev().for_each(|(fault, number)| self.end(fault, number, &changed));
+        let (servers, others): (Vec<_>, Vec<_>) =
+            targets().rev().partition(|(fault, _)| *fault == Fault::ServerKill);
+        for (fault, number) in servers.into_iter().chain(others) {
+            self.end(fault, number, outages, &changed);
+        }
     }
 
     fn begin(&mut self, fault: Fault, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
@@ -292,7 +317,13 @@ impl Cluster {
         }
     }
 
-    fn end(&mut self, fault: Fault, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
+    fn end(
+        &mut self,
+        fault: Fault,
+        number: usize,
+        outages: &Outages,
+        changed: impl Fn(Vec<SocketAddr>),
+    ) {
         match fault {
             Fault::Pause => {
                 // The first requests after the pause are for sandboxes that the host has lost.
@@ -305,11 +336,11 @@ impl Cluster {
             Fault::ClockSteps => self.clocks[number].step(0),
             Fault::FullDisk => self.disks[number].empty(),
             Fault::Drain => {
-                self.drain(number);
+                self.drain(number, outages);
                 self.restart(number, changed);
             }
             Fault::Upgrade => {
-                self.drain(number);
+                self.drain(number, outages);
                 let program = &mut self.programs[number];
                 *program = if *program == present() { previous().unwrap() } else { present() };
                 self.restart(number, changed);
@@ -336,17 +367,19 @@ impl Cluster {
 
     /// Drains a host, and waits for its end. On a machine that is busy with other work it can lose
     /// its lease meanwhile, and leave sandboxes to others without a save.
-    fn drain(&mut self, number: usize) {
+    fn drain(&mut self, number: usize, outages: &Outages) {
         let name = self.hosts[number].name.clone();
+        // The lease was renewed last within its time before.
+        let since = Instant::now().checked_sub(LEASE).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         let output = command.args(["drain", &name, "--nats", &self.server()]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let host = &mut self.hosts[number];
         if !host.has_ended_well() {
             let log = fs::read_to_string(host.log()).unwrap();
-            let last = log.lines().rev().take(20).collect::<Vec<_>>().join("\n");
-            assert!(last.contains(LOST_LEASE), "{name} did not save all: {last}");
-            println!("checker: {name} lost its lease while it was drained");
+            let late = outages.lateness_since(since);
+            assert!(lost_its_lease(&log) && late >= LEASE, "{name} did not save all: {log}");
+            println!("checker: {name} lost its lease while it was drained, {late:?} late");
         }
     }
 

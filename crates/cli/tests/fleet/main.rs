@@ -10,6 +10,7 @@ mod backup;
 mod checker;
 mod clock;
 mod cluster;
+mod deletion;
 mod history;
 mod hosts;
 mod limits;

@@ -35,12 +35,14 @@ pub(crate) struct Outages {
     worst: Mutex<Vec<Worst>>,
     /// The last answer to any client; none while all clients rest.
     answered: Mutex<Option<Instant>>,
+    /// The times in which the sleeping thread was late.
+    late: Mutex<Vec<(Instant, Instant)>>,
 }
 
 impl Outages {
     pub(crate) fn new() -> Self {
         let worst = Mutex::new(vec![Worst::new("none".to_owned())]);
-        Self { worst, answered: Mutex::new(None) }
+        Self { worst, answered: Mutex::new(None), late: Mutex::default() }
     }
 
     /// A fault begins.
@@ -68,8 +70,20 @@ impl Outages {
         while !over.load(Ordering::Relaxed) {
             let begun = Instant::now();
             std::thread::sleep(TICK);
-            self.note(begun + TICK, Instant::now(), |worst| &mut worst.late);
+            let now = Instant::now();
+            self.note(begun + TICK, now, |worst| &mut worst.late);
+            if now > begun + 2 * TICK {
+                self.late.lock().unwrap().push((begun + TICK, now));
+            }
         }
+    }
+
+    /// The time since `from` in which the machine was late, without the last [`TICK`].
+    pub(crate) fn lateness_since(&self, from: Instant) -> Duration {
+        let late = self.late.lock().unwrap();
+        let since =
+            |(begun, end): &(Instant, Instant)| end.saturating_duration_since(from.max(*begun));
+        late.iter().rev().take_while(|(_, end)| *end > from).map(since).sum()
     }
 
     /// Notes a time for the fault that it overlaps most.
@@ -119,4 +133,15 @@ fn an_outage_belongs_to_the_fault_that_it_overlaps_most() {
     let worst = outages.worst.lock().unwrap();
     let times: Vec<Duration> = worst.iter().map(|worst| worst.sandbox).collect();
     assert_eq!(times, [Duration::ZERO, Duration::ZERO, second * 5 / 4, Duration::ZERO]);
+}
+
+#[test]
+fn lateness_counts_within_its_window_alone() {
+    let (outages, start) = (Outages::new(), Instant::now());
+    let second = Duration::from_secs(1);
+    let late =
+        [(0, 2), (3, 4), (6, 9)].map(|(begun, end)| (start + second * begun, start + second * end));
+    outages.late.lock().unwrap().extend(late);
+    let since = |seconds| outages.lateness_since(start + second * seconds);
+    assert_eq!([0, 1, 4, 7, 9].map(since), [6, 5, 3, 2, 0].map(|seconds| second * seconds));
 }
