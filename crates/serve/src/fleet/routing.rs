@@ -184,8 +184,7 @@ impl Fleet {
                         // Only a client of a sandbox that runs, or that a request resumes, learns
                         // that its token is wrong.
                         if inside && (!record.paused || record.settings.auto_resume) {
-                            let why = "the request does not show the sandbox's token";
-                            return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, why));
+                            return Err(sandboxes.no_token(request.headers(), id));
                         }
                         return Ok(RouteDecision::Here(request));
                     }

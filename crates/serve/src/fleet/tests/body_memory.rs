@@ -49,6 +49,10 @@ impl SandboxHost for EmptyHost {
         false
     }
 
+    fn no_token(&self, _: &HeaderMap, _: &str) -> ErrorResponse {
+        ErrorResponse::new(StatusCode::UNAUTHORIZED, "no proof")
+    }
+
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
         read_proof(headers).map(Arc::from)
     }

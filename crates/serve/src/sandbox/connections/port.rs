@@ -106,7 +106,7 @@ async fn forward(
 }
 
 /// A request to a program without the token. E2B's edge answers so.
-fn no_token(id: &str, port: u16) -> ErrorResponse {
+pub(crate) fn no_token(id: &str, port: u16) -> ErrorResponse {
     let message = format!(
         "port {port} of the sandbox {id} needs its `trafficAccessToken`, in the header `{TRAFFIC_TOKEN}`; or make \
          the sandbox with `allowPublicTraffic`"

@@ -114,13 +114,16 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
             false => shows_token,
         };
         if !shows(&parts.headers, &sandbox.token) {
-            return Err(ErrorResponse::new(
-                StatusCode::UNAUTHORIZED,
-                "the request does not show the sandbox's token",
-            ));
+            return Err(no_token());
         }
         Ok(Self(resume_for_request(all, sandbox).await?))
     }
+}
+
+/// The answer to a request into a sandbox without its token.
+pub(crate) fn no_token() -> ErrorResponse {
+    let why = "the request does not show the sandbox's token";
+    ErrorResponse::new(StatusCode::UNAUTHORIZED, why)
 }
 
 /// The sandbox of a request into one, without a check of its token. One that is paused counts as

@@ -11,7 +11,9 @@ use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 #[cfg(linux_guests)]
 use crate::sandbox::connections::port;
-use crate::sandbox::http::authorization::{shows_token, shows_traffic_token, takes_traffic_token};
+use crate::sandbox::http::authorization::{
+    no_token, shows_token, shows_traffic_token, takes_traffic_token,
+};
 use crate::sandbox::http::signature::is_signed_by;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox};
@@ -51,6 +53,15 @@ impl SandboxHost for Sandboxes {
             let _ = headers;
             false
         }
+    }
+
+    fn no_token(&self, headers: &HeaderMap, id: &str) -> ErrorResponse {
+        #[cfg(linux_guests)]
+        if let Some(port) = port::of(headers) {
+            return port::no_token(id, port);
+        }
+        let _ = (headers, id);
+        no_token()
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {

@@ -413,6 +413,9 @@ mod shared {
             is_public || self.proves(request, &SandboxAccess::of(record), inside)
         }
 
+        /// The answer to a request into a sandbox that does not prove its access.
+        fn no_token(&self, headers: &HeaderMap, id: &str) -> ErrorResponse;
+
         /// The tenant of a key.
         fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>>;
 
