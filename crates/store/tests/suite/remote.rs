@@ -248,6 +248,9 @@ fn a_directory_is_a_remote_and_a_store_at_once() {
     push(&remote, &from, Encoding::Zstd).unwrap();
     assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
     assert_eq!(bytes(&Store::open(&there).unwrap().load("a").unwrap()), memory(&SEEDS).0);
+    // The umask decides whether the group of the directory may change names.
+    let lock = std::fs::metadata(there.join(".index-lock")).unwrap().permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&lock) & 0o047, 0o040);
     assert!(matches!(
         Remote::open("gopher://x", RetryPolicy::default()),
         Err(RemoteError::Url { .. })

@@ -78,7 +78,7 @@ impl Objects {
         point();
         let lock = || {
             let mut file = File::options();
-            let file = file.read(true).write(true).create(true).truncate(false).mode(0o600);
+            let file = file.read(true).write(true).create(true).truncate(false).mode(0o660);
             let file = file.open(path)?;
             file.lock()?;
             Ok(file)
