@@ -117,10 +117,6 @@ const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-i
 /// How long a call waits for the one before until the log has it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
 
-/// A call waits for its client, a processor and a place again, each for at most its time limit. One
-/// that has run for this many time limits is reported as a fault.
-const OVERDUE_FACTOR: u32 = 10;
-
 /// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -282,9 +278,8 @@ impl Sandboxes {
         self.templates.iter().any(|template| template.config.name == name)
     }
 
-    /// Looks for calls that have run for many times their time limit.
-    pub(crate) fn find_overdue_calls(&self) {
-        let limit = self.config.call_timeout.saturating_mul(OVERDUE_FACTOR);
+    /// Looks for calls that have run for more than `limit`.
+    pub(crate) fn find_overdue_calls(&self, limit: Duration) {
         self.has_overdue_calls.store(self.has_calls_past(limit), Ordering::Relaxed);
     }
 

@@ -42,6 +42,9 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum time that an ending server waits for the calls of one sandbox.
 const MIN_CALL_END_TIMEOUT: Duration = Duration::from_secs(1);
+/// A call waits for its client, a processor and a place again, each for at most its time limit. One
+/// that has run for this many time limits is reported as a fault.
+const OVERDUE_FACTOR: u32 = 10;
 /// How long the sweep waits for a place: it has no client that retries.
 const SAVE_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -240,7 +243,7 @@ impl Sandboxes {
     pub(crate) fn sweep(self: &Arc<Self>) {
         self.measure_use();
         self.builds.expire();
-        self.find_overdue_calls();
+        self.find_overdue_calls(self.config.call_timeout.saturating_mul(OVERDUE_FACTOR));
         if !self.ledger.is_owner() {
             return;
         }
@@ -376,12 +379,16 @@ impl Sandboxes {
     /// Saves every live sandbox, when the server ends; whether all of them are. A save that is
     /// refused for now is tried again: servers that the fleet agrees over may be away for a moment.
     pub(crate) async fn save_all(self: &Arc<Self>) -> bool {
-        self.save_all_within(SAVE_ALL_TIMEOUT).await
+        self.save_all_within(SAVE_ALL_TIMEOUT, self.config.call_timeout).await
     }
 
     /// The same with a limit for retries. Calls that still run may end within it or within the rest
-    /// of their time limit, whichever is longer.
-    pub(crate) async fn save_all_within(self: &Arc<Self>, limit: Duration) -> bool {
+    /// of `call_limit`, whichever is longer.
+    pub(crate) async fn save_all_within(
+        self: &Arc<Self>,
+        limit: Duration,
+        call_limit: Duration,
+    ) -> bool {
         let mut all: Vec<_> = {
             let all = lock(&self.all);
             self.ending.store(true, Ordering::Relaxed);
@@ -396,7 +403,7 @@ impl Sandboxes {
         for sandbox in all {
             loop {
                 let waiting = Instant::now();
-                let life = self.wait_for_calls(&sandbox, calls_end).await;
+                let life = Self::wait_for_calls(&sandbox, calls_end, call_limit).await;
                 until += waiting.elapsed();
                 let saved = match life {
                     Ok(life) => self.save_at_end(&sandbox, life).await,
@@ -426,13 +433,13 @@ impl Sandboxes {
     }
 
     /// The life of a sandbox of an ending server, once its calls have ended. They have until
-    /// `calls_end`, or until the one that runs reaches its time limit.
+    /// `calls_end`, or until the one that runs reaches `call_limit`.
     async fn wait_for_calls(
-        &self,
         sandbox: &Sandbox,
         calls_end: Instant,
+        call_limit: Duration,
     ) -> Result<OwnedMutexGuard<Residency>, ErrorResponse> {
-        let left = |ran| self.config.call_timeout.saturating_sub(ran);
+        let left = |ran| call_limit.saturating_sub(ran);
         let rest = sandbox.commands.running_time().map_or(Duration::ZERO, left);
         // A call that reaches its limit takes a moment to end.
         let rest = rest.saturating_add(MIN_CALL_END_TIMEOUT);

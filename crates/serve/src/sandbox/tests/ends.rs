@@ -66,13 +66,11 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_ends_without_a_sandbox_whose_call_hangs() {
     let dir = tempfile::tempdir().unwrap();
-    let mut config = config(&dir);
-    config.call_timeout = ENTER_TIMEOUT;
-    let all = open(&config).await;
+    let all = open(&config(&dir)).await;
     let sandboxes = [make(&all, options(HOUR)).await, make(&all, options(HOUR)).await];
     let [hanging, other] = &sandboxes;
     let is_overdue = async || {
-        all.find_overdue_calls();
+        all.find_overdue_calls(ENTER_TIMEOUT);
         all.has_overdue_calls.load(Ordering::Relaxed)
     };
     // A call holds both for ever.
@@ -83,7 +81,7 @@ async fn a_server_ends_without_a_sandbox_whose_call_hangs() {
     assert!(!all.has_calls_past(Duration::ZERO));
     hanging.commands.begin_run();
     until("no fault", is_overdue).await;
-    let saving = all.save_all_within(ENTER_TIMEOUT);
+    let saving = all.save_all_within(ENTER_TIMEOUT, ENTER_TIMEOUT);
     let complete = tokio::time::timeout(TEST_TIMEOUT, saving).await;
     assert!(!complete.expect("the server waits for ever"), "the sandbox is saved");
     assert!(is_saved(other).await);
@@ -99,7 +97,7 @@ async fn an_ending_server_waits_for_a_call_within_its_time_limit() {
     let life = sandbox.life.clone().lock_owned().await;
     sandbox.commands.begin_run();
     let ending = all.clone();
-    let saving = tokio::spawn(async move { ending.save_all_within(ENTER_TIMEOUT).await });
+    let saving = tokio::spawn(async move { ending.save_all_within(ENTER_TIMEOUT, HOUR).await });
     // Longer than the server waits for a call that is past its limit.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     drop(life);
@@ -110,8 +108,7 @@ async fn an_ending_server_waits_for_a_call_within_its_time_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hung_call_takes_no_retry_from_later_sandboxes() {
     let dir = tempfile::tempdir().unwrap();
-    let mut config = config(&dir);
-    config.call_timeout = ENTER_TIMEOUT;
+    let config = config(&dir);
     let store = FaultyStore::open(&config.dir);
     let all = open_with(&config, store.clone()).await;
     let hanging = make(&all, options(HOUR)).await;
@@ -127,7 +124,8 @@ async fn a_hung_call_takes_no_retry_from_later_sandboxes() {
     let life = other.life.clone().lock_owned().await;
     store.hides_update.store(true, Ordering::Relaxed);
     let ending = all.clone();
-    let saving = tokio::spawn(async move { ending.save_all_within(RETRY_TIMEOUT).await });
+    let saving =
+        tokio::spawn(async move { ending.save_all_within(RETRY_TIMEOUT, ENTER_TIMEOUT).await });
     until("nothing ends", async || all.ending.load(Ordering::Relaxed)).await;
     // After the order is known.
     tokio::time::sleep(ENTER_TIMEOUT * 10).await;
