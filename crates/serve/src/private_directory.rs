@@ -19,7 +19,7 @@ const ALL_OTHERS: u32 = 0o077;
 const OUTSIDE_GROUP: u32 = 0o007;
 /// Users remove only their own files.
 const STICKY: u32 = 0o1000;
-/// What a server has in its directory, and a fleet in its store.
+/// Files of a server in its directory, and of a fleet in its store.
 const OWN_NAMES: [&str; 18] = [
     ".blob-lock",
     ".gc-lock",
@@ -64,7 +64,7 @@ fn open_without(dir: &Path, removed: u32) -> io::Result<()> {
     let path = dir.display();
     if mode & STICKY != 0 || fs::canonicalize(dir)?.parent().is_none() {
         return Err(io::Error::other(format!(
-            "{path} is a directory of all users, and states of sandboxes are secret: name one below it"
+            "{path} is a directory of all users, which may not have secrets: name one below it"
         )));
     }
     if has_other_files(dir)? {
