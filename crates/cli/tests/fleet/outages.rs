@@ -78,8 +78,10 @@ impl Outages {
         }
     }
 
-    /// The time since `from` in which the machine was late, without the last [`TICK`].
+    /// The time since `from` in which the machine was late.
     pub(crate) fn lateness_since(&self, from: Instant) -> Duration {
+        // The sleeping thread notes its lateness once it is awake.
+        std::thread::sleep(2 * TICK);
         let late = self.late.lock().unwrap();
         let since =
             |(begun, end): &(Instant, Instant)| end.saturating_duration_since(from.max(*begun));

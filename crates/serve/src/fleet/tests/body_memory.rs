@@ -50,7 +50,7 @@ impl SandboxHost for EmptyHost {
     }
 
     fn no_token(&self, _: &HeaderMap, _: &str) -> ErrorResponse {
-        ErrorResponse::new(StatusCode::UNAUTHORIZED, "no proof")
+        ErrorResponse::new(hyper::StatusCode::UNAUTHORIZED, "no proof")
     }
 
     fn tenant(&self, headers: &HeaderMap) -> Option<Arc<str>> {
