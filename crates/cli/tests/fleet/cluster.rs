@@ -25,8 +25,8 @@ const LEASE: Duration = Duration::from_secs(2);
 const LONG_FAULT: Duration = Duration::from_millis(4500);
 /// Shorter than the lease.
 const SHORT_FAULT: Duration = Duration::from_millis(700);
-/// Steps of a host's wall clock, in seconds: most of a sandbox's time onwards, beyond it, and back
-/// before its start.
+/// Steps of a host's wall clock, in seconds: forward within the time of a sandbox, beyond it, and
+/// back before its start.
 const CLOCK_STEPS: [i64; 3] = [3000, 100_000, -100_000];
 /// Between two steps.
 const STEP_INTERVAL: Duration = Duration::from_millis(700);
@@ -366,7 +366,7 @@ impl Cluster {
     }
 
     /// Drains a host, and waits for its end. On a machine that is busy with other work it can lose
-    /// its lease meanwhile, and leave sandboxes to others without a save.
+    /// its lease in that time, and leave sandboxes to others without a save.
     fn drain(&mut self, number: usize, outages: &Outages) {
         let name = self.hosts[number].name.clone();
         // The lease was renewed last within its time before.
