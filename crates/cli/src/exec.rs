@@ -190,20 +190,16 @@ impl Arguments {
             (None, None) => unreachable!("a program is of this host, or stored"),
         };
         // A state keeps its own.
-        let caller =
-            (!program.has_files_of_state()).then(|| [geteuid().as_raw(), getegid().as_raw()]);
-        let user = self.user.or(caller);
-        if let Some([user, group]) = user {
-            program = program.user(user, group);
-        }
+        let caller = || [geteuid().as_raw(), getegid().as_raw()];
+        let [user, group] = self.user.or(program.user_of_state()).unwrap_or_else(caller);
+        program = program.user(user, group);
         // An image has its own.
         if program.variable("PATH").is_none() {
             let search_path = host
                 .as_ref()
                 .map_or_else(|| SEARCH_PATH.to_owned(), |host| host.search_path(SEARCH_PATH));
             let [of_root, of_others] = HOMES;
-            let is_root = user.is_some_and(|[user, _]| user == 0);
-            let home = if is_root { of_root } else { of_others };
+            let home = if user == 0 { of_root } else { of_others };
             program = program.env("PATH", search_path).env("HOME", home);
         }
         for (resource, soft, hard) in &self.ulimit {

@@ -92,6 +92,22 @@ fn the_state_of_an_exit_has_the_files_and_exits_again() {
 }
 
 #[test]
+fn a_command_with_the_files_of_a_state_has_the_home_of_its_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path();
+    if !can_run(top) {
+        return;
+    }
+    for (user, home) in [("0", "/root\n"), ("1000", "/home/user\n")] {
+        let save = ["exec", "--user", user, "--save", "store@own", "--", "true"];
+        assert_eq!(ended(top, &save, "").2, Some(0));
+        let show = ["exec", "store@own", "--", "sh", "-c", "echo $HOME"];
+        let (out, err, code) = ended(top, &show, "");
+        assert_eq!((&*out, code), (home, Some(0)), "{err}");
+    }
+}
+
+#[test]
 fn a_state_that_refers_to_moved_files_of_the_host_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();
     let top = folder.path().canonicalize().unwrap();

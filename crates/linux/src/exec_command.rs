@@ -10,6 +10,4 @@ pub(crate) struct ExecCommand {
     pub(crate) from: Node,
     pub(crate) args: Vec<Vec<u8>>,
     pub(crate) env: Vec<Vec<u8>>,
-    /// Whether the process passes permission bits.
-    pub(crate) passes_bits: bool,
 }

@@ -16,7 +16,7 @@ use crate::file_cache::FileCache;
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::Continuation;
 use crate::sentry::{
-    ArgumentStrings, Change, Content, Executable, FileBacking, FilePart, MAX_WHOLE, PAGE,
+    ArgumentStrings, Change, Content, Executable, FileBacking, FilePart, Kernel, MAX_WHOLE, PAGE,
     path_of_name,
 };
 
@@ -151,20 +151,19 @@ impl Loadable {
 }
 
 impl ExecCommand {
-    /// Finds the program: the interpreter for a script.
-    pub(crate) fn find(self, tree: &Tree) -> Result<Loadable, Errno> {
-        let Self { mut path, from, mut args, env, passes_bits } = self;
-        let named = path.clone();
-        let executable = if passes_bits { 0o111 } else { 0o100 };
+    /// Finds the program, which the current process must be permitted to run: the interpreter for a
+    /// script.
+    pub(crate) fn find(self, state: &Kernel) -> Result<Loadable, Errno> {
+        let Self { mut path, from, mut args, env } = self;
+        let (named, tree) = (path.clone(), &state.tree);
         if args.is_empty() {
             args.push(Vec::new());
         }
         for _ in 0..SCRIPTS {
-            let walk = Walk::new(from);
-            let place = tree.walk(&path, if passes_bits { walk } else { walk.searching() })?;
+            let place = tree.walk(&path, state.searching(Walk::new(from)))?;
             let node = place.node()?;
             let stat = tree.stat(node)?;
-            if stat.kind != Kind::File || stat.mode & executable == 0 {
+            if stat.kind != Kind::File || !state.may_run(&stat) {
                 return Err(Errno::ACCESS);
             }
             let (head, size) = read_head(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
@@ -259,9 +258,9 @@ pub(crate) fn load(
     let node = found.node().map_err(missing)?;
     let (head, size) = read_head(tree, node, name)?;
     let loadable = if let Some(line) = head.strip_prefix(b"#!") {
-        let command =
-            ExecCommand { path: name.to_vec(), from: Tree::ROOT, args, env, passes_bits: false };
-        let found = if is_shim(path) { Err(Errno::NOEXEC) } else { command.find(tree) };
+        let command = ExecCommand { path: name.to_vec(), from: Tree::ROOT, args, env };
+        let found =
+            if is_shim(path) { Err(Errno::NOEXEC) } else { command.find(&guest.sentry.state) };
         found.map_err(|_| WarmError::Script {
             path: path.to_path_buf(),
             interpreter: interpreter(line),

@@ -278,11 +278,11 @@ impl Program {
         self
     }
 
-    /// Whether it has the files of a state, whose user it keeps unless it gets
-    /// [another](Program::user).
+    /// The user and group of the state whose files it has. It keeps them unless it gets
+    /// [others](Program::user).
     #[must_use]
-    pub fn has_files_of_state(&self) -> bool {
-        self.files_of.is_some()
+    pub fn user_of_state(&self) -> Option<[u32; 2]> {
+        self.files_of.as_ref().map(|frozen| frozen.state.user())
     }
 
     /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.

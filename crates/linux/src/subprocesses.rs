@@ -376,7 +376,7 @@ impl Guest {
                     state.switch_to(fork.id);
                     state.end_process(End::Signal(libc::SIGKILL));
                     state.switch_to(own);
-                    state.processes.reap(fork.id);
+                    state.reap(fork.id);
                     if let Some(number) = fork.descriptor {
                         let gone = state.table.close(number).unwrap_or_default();
                         state.forget(gone);
@@ -436,7 +436,7 @@ impl Guest {
         command: ExecCommand,
         deadline: Instant,
     ) -> Result<Option<StopReason>, PlatformError> {
-        let found = command.find(&self.sentry.state.tree);
+        let found = command.find(&self.sentry.state);
         let loadable = match found {
             Ok(loadable) => loadable,
             Err(errno) => {

@@ -20,6 +20,7 @@ pub(super) mod message_queues;
 pub(super) mod open_fifo;
 pub(super) mod packed_kernel;
 pub(super) mod peer_copy;
+pub(super) mod peer_credentials;
 pub(super) mod poll_events;
 pub(super) mod posix_queues;
 pub(super) mod prctl_state;

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use crate::sentry::Sentry;
 use crate::sentry::kernel::state::Kernel;
-use crate::sentry::kernel::user_namespaces::{DAC_OVERRIDE, FOWNER};
-use crate::sentry::kernel::users::FOR_FILES;
+use crate::sentry::kernel::user_namespaces::{Credentials, DAC_OVERRIDE, FOWNER};
+use crate::sentry::kernel::users::{FOR_FILES, ProcessIds, REAL};
 use crate::sentry::result::SyscallResult;
 
 /// Bits of a class, as `access` names them.
@@ -49,12 +49,9 @@ impl Kernel {
         self.has_over(None, DAC_OVERRIDE)
     }
 
-    /// The bits of a mode that apply to the current process.
-    fn class_bits(&self, FilePermissions { mode, owner }: FilePermissions) -> u32 {
-        if owner.is_none() && self.namespaces.users.is_first(self.processes.current_id()) {
-            return mode >> 6;
-        }
-        let ([user, group], ids) = (self.owner_of(owner), self.ids());
+    /// The bits of a mode that apply to a process with these users and groups.
+    fn class_bits(&self, file: FilePermissions, ids: &ProcessIds) -> u32 {
+        let ([user, group], mode) = (self.owner_of(file.owner), file.mode);
         match ids.user[FOR_FILES] == user {
             true => mode >> 6,
             false if ids.is_in_group(group) => mode >> 3,
@@ -77,13 +74,44 @@ impl Kernel {
         is_directory: bool,
         wanted: u32,
     ) -> bool {
+        self.permits_as((&self.ids(), self.credentials()), file, is_directory, wanted)
+    }
+
+    /// As [`Self::permits`], with the real user and group in place of those for files.
+    pub(in crate::sentry) fn permits_really(
+        &self,
+        file: FilePermissions,
+        is_directory: bool,
+        wanted: u32,
+    ) -> bool {
+        let (mut ids, mut own) = (self.ids(), self.credentials());
+        ids.user[FOR_FILES] = ids.user[REAL];
+        ids.group[FOR_FILES] = ids.group[REAL];
+        let [[real, _], _] = self.real_and_effective();
+        own.effective = if real == 0 { own.permitted } else { 0 };
+        self.permits_as((&ids, own), file, is_directory, wanted)
+    }
+
+    fn permits_as(
+        &self,
+        (ids, own): (&ProcessIds, Credentials),
+        file: FilePermissions,
+        is_directory: bool,
+        wanted: u32,
+    ) -> bool {
         let executes = wanted & SEARCH != 0 && !is_directory;
-        let allows = self.class_bits(file) & wanted & 7 == wanted & 7;
-        allows || !(executes && file.mode & 0o111 == 0) && self.has_over(file.owner, DAC_OVERRIDE)
+        let allows = self.class_bits(file, ids) & wanted & 7 == wanted & 7;
+        let passes = || self.have_over(own, file.owner, DAC_OVERRIDE);
+        allows || !(executes && file.mode & 0o111 == 0) && passes()
+    }
+
+    /// Whether the current process may run a file as a program.
+    pub(crate) fn may_run(&self, stat: &Stat) -> bool {
+        self.permits(FilePermissions::of(stat), false, SEARCH)
     }
 
     /// The same walk through directories alone that the current process may search.
-    pub(in crate::sentry) fn searching(&self, walk: Walk) -> Walk {
+    pub(crate) fn searching(&self, walk: Walk) -> Walk {
         if self.passes_bits() { walk } else { walk.searching() }
     }
 

@@ -37,6 +37,19 @@ impl ProcDir {
         }
     }
 
+    /// The process that it is about.
+    pub(in crate::sentry) fn process(self) -> Option<u32> {
+        match self {
+            Self::All => None,
+            Self::Process(id)
+            | Self::Descriptors(id)
+            | Self::Infos(id)
+            | Self::Threads(id)
+            | Self::Thread(id, _)
+            | Self::Namespaces(id) => Some(id),
+        }
+    }
+
     /// Its inode number.
     pub(in crate::sentry) fn inode(self) -> u64 {
         let (kind, id) = match self {

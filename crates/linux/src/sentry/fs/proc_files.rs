@@ -92,6 +92,7 @@ impl Sentry {
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
             | ProcTarget::Setting(_)
+            | ProcTarget::Hidden(..)
             | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
         }
     }
@@ -246,6 +247,10 @@ impl Sentry {
         follow: bool,
     ) -> SyscallResult<FileStatus> {
         let none = FileStatus::default();
+        let owned = |status: FileStatus, process: Option<u32>| {
+            let owner = process.and_then(|id| self.state.owner_of_process(id));
+            FileStatus { owner, ..status }
+        };
         let link = |inode: u64, mode: u32| FileStatus {
             inode,
             mode: libc::S_IFLNK | mode,
@@ -254,14 +259,15 @@ impl Sentry {
             ..none
         };
         match meant {
-            ProcTarget::Folder(folder) => Ok(folder_attributes(*folder)),
-            ProcTarget::Name(_, folder) if follow => Ok(folder_attributes(*folder)),
+            ProcTarget::Folder(folder) => Ok(self.folder_attributes(*folder)),
+            ProcTarget::Name(_, folder) if follow => Ok(self.folder_attributes(*folder)),
             ProcTarget::Name(_, folder) => Ok(link(folder.inode() + (8 << 32), 0o777)),
             ProcTarget::Text(_) | ProcTarget::Maps(_) | ProcTarget::Clock(_) => {
                 Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
             }
             ProcTarget::Setting(setting) => {
                 let (inode, mode) = (setting.inode(), setting.mode());
+                let none = owned(none, setting.process());
                 if !follow && setting.link().is_some() {
                     return Ok(link(inode, 0o777));
                 }
@@ -276,14 +282,29 @@ impl Sentry {
                 }
                 let may = |may: bool, bits: u32| if may { bits } else { 0 };
                 let bits = may(description.reads(), 0o500) | may(description.writes(), 0o300);
-                Ok(link(ProcDir::Descriptors(*id).inode() + ((u64::from(*number) + 8) << 32), bits))
+                let inode = ProcDir::Descriptors(*id).inode() + ((u64::from(*number) + 8) << 32);
+                Ok(owned(link(inode, bits), Some(*id)))
             }
             ProcTarget::Program(id) | ProcTarget::Current(id) if !follow => {
-                Ok(link(ProcDir::Process(*id).inode() + (9 << 32), 0o777))
+                Ok(owned(link(ProcDir::Process(*id).inode() + (9 << 32), 0o777), Some(*id)))
             }
             ProcTarget::Root if !follow => Ok(link(ProcDir::All.inode() + (9 << 32), 0o777)),
+            ProcTarget::Hidden(id, mode) => {
+                let is_link = mode & libc::S_IFMT == libc::S_IFLNK;
+                if *mode == 0 || is_link && follow {
+                    return Err(Errno::ACCESS.into());
+                }
+                let inode = ProcDir::Process(*id).inode() + (9 << 32);
+                Ok(owned(FileStatus { inode, mode: *mode, links: 1, ..none }, Some(*id)))
+            }
             meant => Ok(FileStatus::of(&self.state.tree, self.node_of(meant)?)?),
         }
+    }
+
+    fn folder_attributes(&self, folder: ProcDir) -> FileStatus {
+        let mode = libc::S_IFDIR | 0o555;
+        let owner = folder.process().and_then(|id| self.state.owner_of_process(id));
+        FileStatus { inode: folder.inode(), mode, links: 2, owner, ..FileStatus::default() }
     }
 
     /// Lists a directory that is in no tree.
@@ -309,11 +330,6 @@ impl Sentry {
         self.change().table.get_mut(descriptor)?.open = FileObject::Folder(folder, next);
         Ok(SyscallControl::Value(listed.bytes.0.len() as u64))
     }
-}
-
-fn folder_attributes(folder: ProcDir) -> FileStatus {
-    let mode = libc::S_IFDIR | 0o555;
-    FileStatus { inode: folder.inode(), mode, links: 2, ..FileStatus::default() }
 }
 
 impl Kernel {

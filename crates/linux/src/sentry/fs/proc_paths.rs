@@ -14,6 +14,7 @@ use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::INITIAL;
+use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::syscalls::path::{path_of, path_of_name};
 use crate::sentry::tty::terminals::TerminalEnd;
 
@@ -47,6 +48,9 @@ pub(in crate::sentry) enum ProcTarget {
     Clock(bool),
     /// A file that is made when it is read, and may be written.
     Setting(ProcSetting),
+    /// A file of a process that the current one may not look into: its process and mode, which is 0
+    /// below a directory that may not be searched.
+    Hidden(u32, u32),
     /// A path below a directory that one of these links leads to.
     Beneath(Node, Vec<u8>),
 }
@@ -68,6 +72,19 @@ fn number(name: &[u8]) -> Option<u32> {
     // As they are written, without signs and zeros in front.
     let text = std::str::from_utf8(name).ok()?;
     text.parse().ok().filter(|number: &u32| number.to_string() == text)
+}
+
+/// The mode of a file of a process that is only for those who may look into it; 0 below such a
+/// directory.
+fn guarded_mode(names: &[&[u8]]) -> Option<u32> {
+    match names {
+        [b"fd" | b"fdinfo"] => Some(libc::S_IFDIR | 0o500),
+        [b"exe" | b"cwd"] => Some(libc::S_IFLNK | 0o777),
+        [b"auxv" | b"environ" | b"io" | b"personality"] => Some(libc::S_IFREG | 0o400),
+        [b"maps" | b"smaps" | b"smaps_rollup"] => Some(libc::S_IFREG | 0o444),
+        [b"fd" | b"fdinfo" | b"exe" | b"cwd", _, ..] => Some(0),
+        _ => None,
+    }
 }
 
 impl Kernel {
@@ -180,6 +197,12 @@ impl Kernel {
 
     /// The meaning of names below the directory of a process or thread.
     fn meant_of(&self, id: u32, thread: u32, names: &[&[u8]]) -> Option<ProcTarget> {
+        if let Some(mode) = guarded_mode(names)
+            && self.processes.lives(id)
+            && !self.may_inspect(id, FOR_FILES)
+        {
+            return Some(ProcTarget::Hidden(id, mode));
+        }
         let beneath = |node: Node, names: &[&[u8]]| match names {
             [] => None,
             names => Some(ProcTarget::Beneath(node, names.join(&b'/'))),
@@ -279,6 +302,7 @@ impl Kernel {
             | ProcTarget::Text(_)
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
+            | ProcTarget::Hidden(..)
             | ProcTarget::Beneath(..) => None,
         }
     }

@@ -90,6 +90,19 @@ impl ProcSetting {
         }
     }
 
+    /// The process that it is of, for a number, a name or memory of one.
+    pub(in crate::sentry) fn process(self) -> Option<u32> {
+        match self {
+            Self::ThreadName(id, _)
+            | Self::Memory(id)
+            | Self::OomAdjustment(id)
+            | Self::DumpFilter(id) => Some(id),
+            Self::UserMap(_) | Self::GroupMap(_) | Self::GroupSwitch(_) | Self::Namespace(..) => {
+                None
+            }
+        }
+    }
+
     /// Permission bits of the file.
     pub(in crate::sentry) fn mode(self) -> u32 {
         match self {

@@ -5,6 +5,7 @@
 
 use rustix::io::Errno;
 
+use crate::sentry::fs::permissions::{FilePermissions, WRITE};
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::{
@@ -95,11 +96,23 @@ impl Kernel {
         match setting {
             ProcSetting::Namespace(..) if writes => Err(Errno::ACCESS),
             ProcSetting::Memory(id) if !self.has_memory_of(id) => Err(Errno::ACCESS),
+            ProcSetting::ThreadName(id, _)
+            | ProcSetting::OomAdjustment(id)
+            | ProcSetting::DumpFilter(id)
+                if writes && !self.may_write_about(id, setting.mode()) =>
+            {
+                Err(Errno::ACCESS)
+            }
             ProcSetting::GroupSwitch(id) if writes && !self.has_over_namespace(id, SYS_ADMIN) => {
                 Err(Errno::ACCESS)
             }
             _ => Ok(()),
         }
+    }
+
+    fn may_write_about(&self, process: u32, mode: u32) -> bool {
+        let owner = self.owner_of_process(process);
+        self.permits(FilePermissions { mode, owner }, false, WRITE)
     }
 
     /// Writes a file that `opener` has opened.
@@ -157,8 +170,8 @@ impl Kernel {
         self.processes.info(id).is_some_and(|info| info.memory == memory)
     }
 
-    /// Maps the guest's user or group in a namespace. All numbers that exist outside are those of
-    /// the one user and group, so that a map has one number.
+    /// Maps the guest's user or group in a namespace, which has one number of each. A process that
+    /// has changed its user or group maps none.
     fn write_map(&mut self, id: u32, opener: u32, bytes: &[u8], group: bool) -> Result<(), Errno> {
         if !self.namespaces.users.is_first(self.processes.current_id()) {
             return Err(Errno::PERM);

@@ -294,10 +294,13 @@ pub(crate) fn settle(tree: &mut Tree, users: bool, [user, group]: [u32; 2]) -> R
         0 | OVERFLOW_ID => usual,
         number => number,
     };
-    let (user, group) = (named(user, DEFAULT_OWNER[0]), named(group, DEFAULT_OWNER[1]));
+    let is_usual = [0, OVERFLOW_ID].contains(&user);
+    let (user, own) = (named(user, DEFAULT_OWNER[0]), group);
+    let group = named(group, DEFAULT_OWNER[1]);
+    let own = if is_usual { group } else { own };
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\
-         {NAME}:x:{user}:{group}:{NAME}:{HOME}:/bin/sh\n\
+         {NAME}:x:{user}:{own}:{NAME}:{HOME}:/bin/sh\n\
          nobody:x:{OVERFLOW_ID}:{OVERFLOW_ID}:nobody:/nonexistent:/usr/sbin/nologin\n"
     );
     let group = format!("root:x:0:\n{NAME}:x:{group}:\nnogroup:x:{OVERFLOW_ID}:\n");

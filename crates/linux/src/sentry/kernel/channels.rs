@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::net::sockets::Address;
 
 /// Bytes that a channel holds.
@@ -36,7 +37,7 @@ pub(in crate::sentry) const MAX_MESSAGES: usize = 1024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ancillary {
     pub(crate) parcel: Option<u64>,
-    pub(crate) sender: Option<u32>,
+    pub(crate) sender: Option<PeerCredentials>,
     /// The hop limit and the class of a packet.
     pub(crate) packet: [u8; 2],
 }
@@ -46,7 +47,7 @@ pub(crate) struct Ancillary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::sentry) struct InFlightMessage {
     id: Option<u64>,
-    sender: Option<u32>,
+    sender: Option<PeerCredentials>,
     from: u64,
     until: u64,
 }
@@ -58,7 +59,7 @@ pub(crate) struct Datagram {
     pub(crate) from: Address,
     pub(crate) parcel: Option<u64>,
     /// The process that sent it, if its credentials count.
-    pub(crate) sender: Option<u32>,
+    pub(crate) sender: Option<PeerCredentials>,
     /// Its hop limit and class.
     pub(crate) packet: [u8; 2],
 }
@@ -181,7 +182,7 @@ impl Channel {
     }
 
     /// The sender of the first byte, if its credentials count.
-    pub(crate) fn sender(&self) -> Option<u32> {
+    pub(crate) fn sender(&self) -> Option<PeerCredentials> {
         let first = self.parcels.front().filter(|message| message.from <= self.taken)?;
         first.sender
     }
@@ -377,6 +378,16 @@ impl Channels {
         }
     }
 
+    /// The senders whose credentials count, of all messages and datagrams.
+    pub(in crate::sentry) fn senders_mut(
+        &mut self,
+    ) -> impl Iterator<Item = &mut PeerCredentials> + '_ {
+        self.list.values_mut().flat_map(|channel| {
+            let messages = channel.parcels.iter_mut().map(|message| &mut message.sender);
+            messages.chain(channel.letters.iter_mut().map(|letter| &mut letter.sender)).flatten()
+        })
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Channel)> + '_ {
         self.list.iter().map(|(&id, channel)| (id, channel))
     }
@@ -472,7 +483,9 @@ mod tests {
         let mut channels = Channels::default();
         let id = channels.add().unwrap();
         let channel = channels.get_mut(id).unwrap();
-        let by = |sender| Ancillary { sender, ..Ancillary::default() };
+        let peer = |process| PeerCredentials { process, user: None };
+        let by =
+            |sender: Option<u32>| Ancillary { sender: sender.map(peer), ..Ancillary::default() };
         for (bytes, sender) in [("no", None), ("one", Some(1)), ("more", Some(1)), ("two", Some(2))]
         {
             channel.push(bytes.as_bytes());
@@ -481,6 +494,7 @@ mod tests {
         assert_eq!((channel.together(), channel.sender()), (12, None));
         channel.named = true;
         for (len, sender) in [(2, None), (7, Some(1)), (3, Some(2))] {
+            let sender = sender.map(peer);
             assert_eq!((channel.together(), channel.sender()), (len, sender));
             assert_eq!(channel.skip(len - 1), None);
             assert_eq!(
@@ -490,6 +504,14 @@ mod tests {
             assert_eq!(channel.skip(1), None);
         }
         assert!(channel.is_empty() && channel.parcels.is_empty());
+        // A sender that has changed its user is another.
+        let other = Some(PeerCredentials { user: Some([33, 33]), ..peer(1) });
+        for sender in [Some(peer(1)), other] {
+            channel.push(b"x");
+            channel.attach(Ancillary { sender, ..Ancillary::default() }, 1);
+        }
+        assert_eq!((channel.together(), channel.skip(1), channel.sender()), (1, None, other));
+        assert_eq!(channel.skip(1), None);
         // Messages are so many, whatever their length.
         for n in 0..2 * MAX_MESSAGES {
             let put = channel.push(b"x");

@@ -4,14 +4,12 @@
 use rustix::io::Errno;
 
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::{
-    ALL_CAPABILITIES, Credentials, INITIAL, KILL, ROOT_CAPABILITIES,
+    ALL_CAPABILITIES, Credentials, INITIAL, KILL, ROOT_CAPABILITIES, SYS_PTRACE,
 };
-use crate::sentry::kernel::users::{EFFECTIVE, ProcessIds, REAL, SAVED};
-
-/// The number of a user or group that is not mapped.
-const UNMAPPED: u32 = 65534;
+use crate::sentry::kernel::users::{EFFECTIVE, FOR_FILES, ProcessIds, REAL, SAVED, UNMAPPED};
 
 impl Kernel {
     /// The credentials of the current process.
@@ -22,6 +20,28 @@ impl Kernel {
     /// The users and groups of the current process, in the first namespace.
     pub(in crate::sentry) fn ids(&self) -> ProcessIds {
         self.namespaces.users.of(self.processes.current_id())
+    }
+
+    /// The users and groups of a process, in the first namespace. Those of one that does not exist
+    /// have no rights.
+    pub(in crate::sentry) fn ids_of(&self, process: u32) -> ProcessIds {
+        match self.processes.exists(process) {
+            true => self.namespaces.users.of(process),
+            false => ProcessIds::nobody(),
+        }
+    }
+
+    /// Drops the users and groups of processes that were reaped.
+    pub(in crate::sentry::kernel) fn drop_ids(&mut self) {
+        let processes = &self.processes;
+        self.namespaces.users.keep(|id| processes.exists(id));
+    }
+
+    /// The current process with its user and group, the real or the effective ones.
+    pub(in crate::sentry) fn own_credentials(&self, place: usize) -> PeerCredentials {
+        let (process, ids) = (self.processes.current_id(), self.ids());
+        let user = [ids.user[place], ids.group[place]];
+        PeerCredentials { process, user: (user != self.namespaces.users.owner).then_some(user) }
     }
 
     /// A number of the first namespace, as the current process sees it. Other namespaces map only
@@ -38,18 +58,12 @@ impl Kernel {
 
     /// The users and groups of a process, as the current process sees them.
     pub(in crate::sentry) fn seen_ids(&self, process: u32) -> ProcessIds {
-        let ProcessIds { user, group, groups } = self.namespaces.users.of(process);
+        let ProcessIds { user, group, groups } = self.ids_of(process);
         ProcessIds {
             user: user.map(|number| self.visible_number(number, false)),
             group: group.map(|number| self.visible_number(number, true)),
             groups: groups.into_iter().map(|number| self.visible_number(number, true)).collect(),
         }
-    }
-
-    /// The effective user and group of a process, as the current process sees them.
-    pub(crate) fn seen_user(&self, process: u32) -> [u32; 2] {
-        let ids = self.seen_ids(process);
-        [ids.user[EFFECTIVE], ids.group[EFFECTIVE]]
     }
 
     /// The real and the effective user of the current process, and its groups, as it sees them.
@@ -72,7 +86,16 @@ impl Kernel {
     /// Whether the current process has a capability over files of this owner, whose user and group
     /// must have numbers in its namespace.
     pub(in crate::sentry) fn has_over(&self, owner: Option<[u32; 2]>, capability: u32) -> bool {
-        let own = self.credentials();
+        self.have_over(self.credentials(), owner, capability)
+    }
+
+    /// As [`Self::has_over`], with these credentials.
+    pub(in crate::sentry) fn have_over(
+        &self,
+        own: Credentials,
+        owner: Option<[u32; 2]>,
+        capability: u32,
+    ) -> bool {
         let first = self.namespaces.users.owner;
         let is_mapped = |group| self.namespaces.number(own.namespace, group).is_some();
         let is_known = own.namespace == INITIAL
@@ -88,13 +111,47 @@ impl Kernel {
         (own.namespace == over || is_first) && self.namespaces.has(own, over, capability)
     }
 
-    /// Whether the current process may send signals to another.
-    pub(in crate::sentry) fn may_signal(&self, target: u32) -> bool {
-        let (users, own) = (&self.namespaces.users, self.processes.current_id());
-        own == target
-            || users.is_first(own) && users.is_first(target)
-            || users.of(own).may_signal(&users.of(target))
+    /// Whether the current process may send a signal to another that exists. `SIGCONT` may be sent
+    /// within a session.
+    pub(in crate::sentry) fn may_signal(&self, target: u32, signal: u64) -> bool {
+        let own = &self.processes.current.info;
+        let session = self.processes.info(target).map(|info| info.session);
+        own.id == target
+            || signal == libc::SIGCONT as u64 && session == Some(own.session)
+            || self.ids().may_signal(&self.ids_of(target))
             || self.has_over_namespace(self.namespaces.of(target).namespace, KILL)
+    }
+
+    /// Whether the current process may look into another: it is the same, or has the same users and
+    /// groups, does not hide, and has no capability that the current one lacks. `place` says which
+    /// of the current users and groups counts.
+    pub(in crate::sentry) fn may_inspect(&self, target: u32, place: usize) -> bool {
+        let (own, other) = (self.credentials(), self.namespaces.of(target));
+        let hidden = self.processes.info(target).is_some_and(|info| info.traits.undumpable);
+        let has_more = own.namespace != other.namespace || other.permitted & !own.permitted != 0;
+        self.processes.current_id() == target
+            || !hidden && !has_more && self.has_all_ids_of(target, place)
+            || self.has_over_namespace(other.namespace, SYS_PTRACE)
+    }
+
+    /// Whether all users and groups of another process are the current one's in `place`.
+    pub(in crate::sentry) fn has_all_ids_of(&self, target: u32, place: usize) -> bool {
+        let (own, other) = (self.ids(), self.ids_of(target));
+        other.user[..=SAVED].iter().all(|user| *user == own.user[place])
+            && other.group[..=SAVED].iter().all(|group| *group == own.group[place])
+    }
+
+    /// Whether the current process may set how another is scheduled.
+    pub(in crate::sentry) fn may_schedule(&self, target: u32) -> bool {
+        let (own, other) = (self.ids().user[EFFECTIVE], self.ids_of(target).user);
+        self.processes.current_id() == target || [other[REAL], other[EFFECTIVE]].contains(&own)
+    }
+
+    /// The owner of the files of a process in `/proc`, as files record it.
+    pub(in crate::sentry) fn owner_of_process(&self, process: u32) -> Option<[u32; 2]> {
+        let ids = self.ids_of(process);
+        let owner = [ids.user[EFFECTIVE], ids.group[EFFECTIVE]];
+        (owner != self.namespaces.users.owner).then_some(owner)
     }
 
     /// Refuses a further namespace within the current process's where there is no room, and to a
@@ -142,7 +199,7 @@ impl Kernel {
 
     /// The PID of a process, and its user, as in a signal that it sends.
     pub(in crate::sentry) fn sender(&self, process: u32) -> [u32; 2] {
-        [process, self.namespaces.users.of(process).user[REAL]]
+        [process, self.ids_of(process).user[REAL]]
     }
 
     /// The current process has got other users or groups: its capabilities follow, as in Linux.
@@ -179,8 +236,10 @@ impl Kernel {
         };
         own.effective = if effective == 0 { own.permitted } else { 0 };
         own.keeps = false;
-        ids.user[SAVED] = ids.user[EFFECTIVE];
-        ids.group[SAVED] = ids.group[EFFECTIVE];
+        for numbers in [&mut ids.user, &mut ids.group] {
+            numbers[SAVED] = numbers[EFFECTIVE];
+            numbers[FOR_FILES] = numbers[EFFECTIVE];
+        }
         self.namespaces.set(id, own);
         self.namespaces.users.set(id, ids);
     }

@@ -247,7 +247,7 @@ mod tests {
             outgoing: 0,
             peer: Address::default(),
             own: Address::default(),
-            process: 0,
+            process: Default::default(),
             until: None,
         };
         listener.stage = SocketState::Listening(vec![connection; CONNECTIONS]);

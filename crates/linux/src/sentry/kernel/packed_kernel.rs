@@ -29,6 +29,7 @@ use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::peer_credentials::{PeerCredentials, PeerUsers};
 use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_table::PackedProcessTable;
@@ -88,7 +89,14 @@ pub(crate) struct PackedAdditions {
     pub(crate) tunables: ProcessTunables,
     /// Added by version 16, and stored behind these.
     #[serde(skip)]
-    pub(crate) users: Users,
+    pub(crate) users: PackedUsers,
+}
+
+/// The part of a state that version 16 of snapshots added.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PackedUsers {
+    users: Users,
+    peers: PeerUsers,
 }
 
 /// Grants and limits of the opener of a snapshot.
@@ -132,6 +140,18 @@ enum PackedOpen {
 /// A state that does not fit together.
 pub(crate) fn damaged(what: &str) -> ThawError {
     ThawError::State(what.to_owned())
+}
+
+/// All peers of sockets, and senders of messages.
+fn peers<'a>(
+    descriptions: &'a mut [(u64, PackedDescription)],
+    channels: &'a mut Channels,
+) -> impl Iterator<Item = &'a mut PeerCredentials> {
+    let sockets = descriptions.iter_mut().filter_map(|(_, (open, ..))| match open {
+        PackedOpen::Socket(socket) => Some(socket),
+        _ => None,
+    });
+    sockets.flat_map(Socket::peers_mut).chain(channels.senders_mut())
 }
 
 impl Kernel {
@@ -179,7 +199,7 @@ impl Kernel {
         }
         let (current, processes) = PackedProcessTable::split(self.processes.clone());
         let Process { directory, umask, handlers, pending, timers, threads, .. } = current;
-        let packed = PackedKernel {
+        let mut packed = PackedKernel {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| root_files::bytes(path).to_vec()).collect(),
             descriptors,
@@ -209,7 +229,8 @@ impl Kernel {
         let locks = locks.filter_map(|(id, layout)| Some((id, layout.packed_locks()?)));
         let (namespaces, locks) = (self.namespaces.clone(), locks.collect());
         let tunables = self.tunables.clone();
-        let users = self.namespaces.users.clone();
+        let peers = PeerUsers::of(peers(&mut packed.descriptions, &mut packed.channels));
+        let users = PackedUsers { users: self.namespaces.users.clone(), peers };
         let additions = PackedAdditions { namespaces, locks, tunables, users };
         Ok((packed, additions, files.to_bytes()))
     }
@@ -230,7 +251,7 @@ impl Kernel {
     /// The state that was packed, over `base` and the opener's grants, which must include all
     /// directories that it had. The opener's limits replace its own.
     pub(crate) fn unpack(
-        packed: PackedKernel,
+        mut packed: PackedKernel,
         additions: PackedAdditions,
         files: &[u8],
         base: Option<Arc<Base>>,
@@ -267,6 +288,9 @@ impl Kernel {
         if packed.seals != packed.seals.lasting(&tree) {
             return Err(damaged("a seal is not on a file"));
         }
+        let PackedUsers { users, peers: found } = additions.users;
+        let all = peers(&mut packed.descriptions, &mut packed.channels);
+        found.give(users.owner[0], all).ok_or_else(|| damaged("a user of a peer is invalid"))?;
         let mut descriptions = BTreeMap::new();
         for (id, (open, flags, found)) in packed.descriptions {
             let open = match open {
@@ -318,7 +342,7 @@ impl Kernel {
         let shared = layouts.flat_map(Layout::shared);
         let shares = shared.map(|shared| shared.share.node).collect();
         let mut namespaces = additions.namespaces;
-        namespaces.users = additions.users;
+        namespaces.users = users;
         let mut state = Self {
             layout: packed.layout,
             tree,

@@ -481,6 +481,7 @@ impl Kernel {
             self.drop_unshared();
         }
         if heir != parent {
+            self.drop_ids();
             return;
         }
         let (code, reason, status) = match end {
@@ -492,6 +493,7 @@ impl Kernel {
         if !self.disowns() {
             self.processes.ended.insert(id, ExitedProcess { parent, group, status, spent });
         }
+        self.drop_ids();
         self.send(None, SignalInfo::new(libc::SIGCHLD as u8, code, child, reason as u64));
     }
 }

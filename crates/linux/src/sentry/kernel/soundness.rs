@@ -41,6 +41,8 @@ impl Kernel {
         ensure(self.semaphores.is_sound(lives), "a set of semaphores is invalid")?;
         let used = self.described_namespaces();
         ensure(self.namespaces.is_sound(lives, used), "a user namespace is invalid")?;
+        let exists = |process| self.processes.exists(process);
+        ensure(self.namespaces.users.is_sound(exists), "a user is invalid")?;
         ensure(self.tunables.is_sound(lives), "a number of a process is invalid")?;
         ensure(self.queues.is_sound(), "a queue of messages is invalid")?;
         let queues = self.table.descriptions().filter_map(|(_, d)| match d.open {

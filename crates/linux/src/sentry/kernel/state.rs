@@ -72,6 +72,11 @@ impl Kernel {
         Self::new(layout, self.tree.clone(), self.base.clone(), self.layers.to_vec()).owned_by(user)
     }
 
+    /// The user and group of the guest.
+    pub(crate) fn user(&self) -> [u32; 2] {
+        self.namespaces.users.owner
+    }
+
     /// The same with this user and group, before it runs.
     pub(crate) fn owned_by(mut self, owner: [u32; 2]) -> Self {
         self.namespaces = UserNamespaces::of_owner(owner);

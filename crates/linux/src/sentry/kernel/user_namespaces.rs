@@ -145,7 +145,6 @@ impl UserNamespaces {
     /// Drops the credentials of a process that has ended.
     pub(in crate::sentry) fn leave(&mut self, process: u32) {
         self.members.remove(&process);
-        self.users.leave(process);
     }
 
     /// A namespace and those around it, without the first.
@@ -230,7 +229,6 @@ impl UserNamespaces {
             && self.members.iter().all(|(process, own)| {
                 lives(*process) && known(own.namespace) && own.is_sound(self.users.owner[0])
             })
-            && self.users.is_sound(&lives)
             && used.all(known)
     }
 }

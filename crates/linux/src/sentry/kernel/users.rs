@@ -11,6 +11,8 @@ use crate::sentry::kernel::identity::DEFAULT_OWNER;
 
 /// Maximum supplementary groups of a process.
 pub(in crate::sentry) const MAX_GROUPS: usize = 1024;
+/// The number of a user or group that is not mapped.
+pub(in crate::sentry) const UNMAPPED: u32 = 65534;
 /// Places in the numbers of a process: the real one, the effective one, the saved one, and the one
 /// for files.
 pub(in crate::sentry) const REAL: usize = 0;
@@ -42,6 +44,11 @@ impl Default for Users {
 }
 
 impl ProcessIds {
+    /// Those of no process: a user and a group without rights.
+    pub(in crate::sentry) fn nobody() -> Self {
+        Self { user: [UNMAPPED; 4], group: [UNMAPPED; 4], groups: Vec::new() }
+    }
+
     /// Whether a file of this group belongs to a group that the process has.
     pub(in crate::sentry) fn is_in_group(&self, group: u32) -> bool {
         self.group[FOR_FILES] == group || self.groups.contains(&group)
@@ -65,8 +72,8 @@ impl Users {
         ProcessIds { user: [user; 4], group: [group; 4], groups: Vec::new() }
     }
 
-    /// The numbers of a process.
-    pub(in crate::sentry) fn of(&self, process: u32) -> ProcessIds {
+    /// The numbers of a process that exists.
+    pub(in crate::sentry::kernel) fn of(&self, process: u32) -> ProcessIds {
         self.changed.get(&process).cloned().unwrap_or_else(|| self.first())
     }
 
@@ -87,19 +94,19 @@ impl Users {
         self.set(child, self.of(parent));
     }
 
-    /// Drops the numbers of a process that has ended.
-    pub(in crate::sentry) fn leave(&mut self, process: u32) {
-        self.changed.remove(&process);
+    /// Drops the numbers of processes that do not exist any more.
+    pub(in crate::sentry::kernel) fn keep(&mut self, exists: impl Fn(u32) -> bool) {
+        self.changed.retain(|process, _| exists(*process));
     }
 
     /// Whether a guest could have them: only user 0 changes its numbers.
-    pub(in crate::sentry) fn is_sound(&self, lives: impl Fn(u32) -> bool) -> bool {
+    pub(in crate::sentry) fn is_sound(&self, exists: impl Fn(u32) -> bool) -> bool {
         let is_number = |number: &u32| *number != u32::MAX;
         self.owner.iter().all(is_number)
             && (self.owner[0] == 0 || self.changed.is_empty())
             && self.changed.iter().all(|(process, ids)| {
                 let mut numbers = ids.user.iter().chain(&ids.group).chain(&ids.groups);
-                lives(*process) && ids.groups.len() <= MAX_GROUPS && numbers.all(is_number)
+                exists(*process) && ids.groups.len() <= MAX_GROUPS && numbers.all(is_number)
             })
     }
 }

@@ -14,6 +14,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{ERR, HUP, IN, OUT, RDHUP, SEND_ROOM};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::users::REAL;
 use crate::sentry::mm::user_memory::copy_out;
 use crate::sentry::net::sockets::{
     Address, CORKED, ReceivedMessage, SentControl, Socket, SocketState,
@@ -235,7 +236,7 @@ impl Sentry {
         let own = self.socket_of(descriptor)?;
         let named = own.is_local()
             && (control.named || wanted || own.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED));
-        let sender = named.then_some(self.state.processes.current_id());
+        let sender = named.then(|| self.state.own_credentials(REAL));
         let parcel = match control.rights {
             [] => None,
             rights => Some(self.change().table.carry(rights)?),

@@ -2,6 +2,7 @@
 //! every frozen state; a caller that continues from one hangs up foreign connections.
 
 use crate::sentry::kernel::channels::{Channel, ChannelEnd};
+use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::sockets::{Address, EPHEMERAL};
 
@@ -37,7 +38,7 @@ impl Kernel {
             families.into_iter().find_map(|family| Some((family, listens(&family)?)))?;
         let peer = Address::loopback(family, EPHEMERAL.end);
         let own = Address::loopback(family, port);
-        let (from, to) = self.arrive(listener, peer, own, 0).ok()?;
+        let (from, to) = self.arrive(listener, peer, own, PeerCredentials::default()).ok()?;
         for (id, end) in [(to, ChannelEnd::Feeds), (from, ChannelEnd::Drains)] {
             self.channels.get_mut(id)?.end = end;
         }

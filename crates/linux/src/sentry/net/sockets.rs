@@ -4,6 +4,7 @@
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::kernel::time::MonotonicTime;
 pub(crate) use crate::sentry::net::addresses::{Address, MAX_ADDRESS};
 use crate::sentry::net::socket_options::SocketOptions;
@@ -25,8 +26,8 @@ pub(crate) struct IncomingConnection {
     pub(crate) peer: Address,
     /// The address that was connected to.
     pub(crate) own: Address,
-    /// PID of the connecting process; 0 for the caller.
-    pub(crate) process: u32,
+    /// The connecting process; none for the caller.
+    pub(crate) process: PeerCredentials,
     /// The end of the time in which it is accepted only with data (`TCP_DEFER_ACCEPT`). A thawed
     /// one is accepted at once.
     #[serde(skip)]
@@ -71,8 +72,8 @@ pub(crate) struct Socket {
     pub(crate) edges: u64,
     /// Whether it connects packets instead of bytes.
     pub(crate) packets: bool,
-    /// PID of the peer at connection, or of the listener; 0 without one.
-    pub(crate) mate: u32,
+    /// The peer at connection, or the listener.
+    pub(crate) mate: PeerCredentials,
     /// The address that the program gave it, which it has again when it is disconnected.
     pub(crate) given: Address,
     /// Whether it sends no more datagrams (`SHUT_WR`).
@@ -98,7 +99,7 @@ impl Socket {
             stage: SocketState::New,
             edges: 0,
             packets: false,
-            mate: 0,
+            mate: PeerCredentials::default(),
             given: Address::default(),
             mute: false,
             connecting: false,
@@ -169,6 +170,15 @@ impl Socket {
         families.contains(&self.family.into()) && addresses && queue && plain
     }
 
+    /// Its peer, and those that wait to be accepted.
+    pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut PeerCredentials> + '_ {
+        let queue = match &mut self.stage {
+            SocketState::Listening(queue) => &mut queue[..],
+            _ => &mut [],
+        };
+        [&mut self.mate].into_iter().chain(queue.iter_mut().map(|arrival| &mut arrival.process))
+    }
+
     /// The channels that it has an end of, and whether it writes them.
     pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
         match &self.stage {
@@ -196,7 +206,7 @@ pub(in crate::sentry) struct ReceivedMessage {
     /// Whether the message stays, with its descriptors (`MSG_PEEK`).
     pub(in crate::sentry) stays: bool,
     /// The process that sent it, if its credentials count.
-    pub(in crate::sentry) sender: Option<u32>,
+    pub(in crate::sentry) sender: Option<PeerCredentials>,
     /// Hop limit and class of a datagram.
     pub(in crate::sentry) packet: [u8; 2],
     /// Bytes of a truncated datagram.

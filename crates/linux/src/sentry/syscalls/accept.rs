@@ -6,6 +6,7 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::IN;
+use crate::sentry::kernel::users::EFFECTIVE;
 use crate::sentry::net::sockets::{Address, BACKLOG, IncomingConnection, Socket, SocketState};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::socket::{SOCKET_FLAGS, address_out};
@@ -51,7 +52,7 @@ impl Sentry {
         if socket.own.is_internet() && self.state.is_heard(socket) {
             return Err(Errno::ADDRINUSE.into());
         }
-        let own = self.state.processes.current_id();
+        let own = self.state.own_credentials(EFFECTIVE);
         let socket = self.socket_mut(descriptor)?;
         socket.stage = SocketState::Listening(Vec::new());
         socket.backlog = (backlog as u32).min(MAX_BACKLOG);

@@ -165,12 +165,15 @@ impl Sentry {
         let old = self.state.owner_of(recorded);
         let pick = |id: u32, old: u32| if id == u32::MAX { old } else { id };
         let new = [pick(user, old[0]), pick(group, old[1])];
-        if new == old || self.state.has_over(recorded, CHOWN) {
+        if self.state.has_over(recorded, CHOWN) {
             return Ok(new);
         }
         let ids = self.state.ids();
-        let is_own = ids.user[FOR_FILES] == old[0] && new[0] == old[0];
-        if is_own && ids.is_in_group(new[1]) { Ok(new) } else { Err(Errno::PERM) }
+        let is_own = ids.user[FOR_FILES] == old[0];
+        let may_group = is_own && (new[1] == old[1] || ids.is_in_group(new[1]));
+        let may =
+            (user == u32::MAX || is_own && new[0] == old[0]) && (group == u32::MAX || may_group);
+        if may { Ok(new) } else { Err(Errno::PERM) }
     }
 
     /// Whether a user namespace allows these IDs: no file has another owner there. `root` may name
@@ -189,11 +192,15 @@ impl Sentry {
     /// Gives an object to a user and a group. Only files record them.
     fn give(&mut self, node: Option<Node>, ids: (u64, u64)) -> SyscallResult {
         let ids = [ids.0 as u32, ids.1 as u32];
+        let stat = node.map(|node| self.state.tree.stat(node)).transpose()?;
+        let recorded = stat.as_ref().and_then(|stat| stat.owner);
         if self.state.credentials().namespace != INITIAL {
             self.check_namespace_owner(ids)?;
+            // The owner has no number here.
+            if recorded.is_some() && ids != [u32::MAX; 2] {
+                return Err(Errno::PERM.into());
+            }
         } else {
-            let stat = node.map(|node| self.state.tree.stat(node)).transpose()?;
-            let recorded = stat.and_then(|stat| stat.owner);
             let new = self.new_owner(recorded, ids)?;
             if let (Some(node), Some(stat)) = (node, stat)
                 && new != self.state.owner_of(recorded)

@@ -9,6 +9,7 @@ use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{OUT, SEND_ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::users::EFFECTIVE;
 use crate::sentry::net::sockets::{Address, MAX_ADDRESS, NETLINK, SocketState};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::socket::address_in;
@@ -119,7 +120,7 @@ impl Sentry {
         if own.is_internet() && self.state.has_connection(&own, &address) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
-        let process = self.state.processes.current_id();
+        let process = self.state.own_credentials(EFFECTIVE);
         let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
         if let Some(seconds) = deferred.and_then(|seconds| u64::try_from(seconds).ok())
             && seconds > 0

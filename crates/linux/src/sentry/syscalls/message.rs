@@ -5,6 +5,7 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::root_files::OVERFLOW_ID;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::kernel::threads::Wait;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
@@ -259,16 +260,21 @@ impl Sentry {
 
     /// The credentials of the sender, if the socket asks for them. Bytes without credentials have
     /// user and group 65534.
-    fn credentials(&self, descriptor: u64, sender: Option<u32>) -> SyscallResult<Option<Vec<u8>>> {
+    fn credentials(
+        &self,
+        descriptor: u64,
+        sender: Option<PeerCredentials>,
+    ) -> SyscallResult<Option<Vec<u8>>> {
         let socket = self.socket_of(descriptor)?;
         if !socket.is_local() || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
             return Ok(None);
         }
         let [user, group] = match sender {
-            Some(sender) => self.state.seen_user(sender),
+            Some(sender) => self.state.seen_owner(sender.user),
             None => [OVERFLOW_ID; 2],
         };
-        let credentials = StructBuilder::default().int(sender.unwrap_or(0)).int(user).int(group);
+        let credentials =
+            StructBuilder::default().int(sender.unwrap_or_default().process).int(user).int(group);
         Ok(Some(credentials.0))
     }
 

@@ -260,9 +260,14 @@ impl Sentry {
         }
         self.state.table.check_room()?;
         let access = Access { read: true, write: true, append: false };
-        let Kernel { tree, seals, .. } = self.change();
         let mode = if plain { 0o666 } else { 0o777 };
-        let node = tree.create_unnamed(mode, crate::sentry::kernel::time::now())?;
+        let state = self.change();
+        let node = state.tree.create_unnamed(mode, crate::sentry::kernel::time::now())?;
+        if let Err(error) = state.own_new(node) {
+            state.tree.release(node);
+            return Err(error);
+        }
+        let Kernel { tree, seals, .. } = state;
         let open = tree.open(node, access);
         tree.release(node);
         let begun = match flags & libc::MFD_ALLOW_SEALING != 0 || plain {

@@ -48,6 +48,7 @@ impl Sentry {
             Some(_) => return Err(Errno::NOENT.into()),
             None => match self.reach(at, &path, |walk| walk.follow(false))? {
                 ResolvedPath::Place(place) => self.state.tree.read_link(place.node()?)?.to_vec(),
+                ResolvedPath::Own(ProcTarget::Hidden(..)) => return Err(Errno::ACCESS.into()),
                 ResolvedPath::Own(meant) => self.state.target(&meant).ok_or(Errno::INVAL)??,
             },
         };

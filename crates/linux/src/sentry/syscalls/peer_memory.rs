@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::peer_copy::PeerCopy;
-use crate::sentry::kernel::user_namespaces::SYS_PTRACE;
+use crate::sentry::kernel::users::REAL;
 use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::read_write::pieces_of;
 
@@ -45,8 +45,8 @@ impl Sentry {
         let local = pieces_of(process, local, local_count, MAX_COPY)?;
         let remote = pieces_of(process, remote, remote_count, MAX_COPY)?;
         let peer = self.process_of_thread(id as u32).ok_or(Errno::SRCH)?;
-        if peer != self.state.processes.current_id() {
-            self.may_trace(peer)?;
+        if !self.state.may_inspect(peer, REAL) {
+            return Err(Errno::PERM.into());
         }
         let (from, to) = if writes { (local, remote) } else { (remote, local) };
         Ok(SyscallControl::Peer(Box::new(PeerCopy { peer, writes, from, to })))
@@ -57,18 +57,5 @@ impl Sentry {
         let mut processes = self.state.processes.iter();
         let found = processes.find(|process| process.threads.get(thread).is_some());
         found.map(|process| process.info.id)
-    }
-
-    /// Refuses to look into a process that hides from others, or has more rights.
-    fn may_trace(&self, peer: u32) -> Result<(), Errno> {
-        let namespaces = &self.state.namespaces;
-        let (own, other) = (self.state.credentials(), namespaces.of(peer));
-        let users = &namespaces.users;
-        let equal = own.namespace == other.namespace
-            && other.permitted & !own.permitted == 0
-            && users.of(self.state.processes.current_id()).user == users.of(peer).user;
-        let hidden = self.state.processes.info(peer).is_some_and(|info| info.traits.undumpable);
-        let traces = self.state.has_over_namespace(other.namespace, SYS_PTRACE);
-        if traces || equal && !hidden { Ok(()) } else { Err(Errno::PERM) }
     }
 }

@@ -63,10 +63,6 @@ impl Sentry {
                 return Err(Errno::PERM.into());
             }
         }
-        // A zombie takes no signal, and a reaped process does not exist.
-        if !self.state.processes.lives(id) && !self.state.processes.is_ended(id) {
-            return Err(Errno::SRCH.into());
-        }
         let sender = self.state.sender(own);
         self.post(id, None, number, |signal| match given {
             Some(given) => SignalInfo::from_guest(signal, &given),

@@ -14,6 +14,7 @@ use crate::sentry::kernel::fork_request::ForkRequest;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+use crate::sentry::kernel::users::REAL;
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 use crate::sentry::mm::user_memory::{PageReader, copy_out, path_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
@@ -166,8 +167,7 @@ impl Sentry {
         let mut pages = PageReader::new(process);
         let args = strings_in(&mut pages, strings.0, &mut left)?;
         let env = strings_in(&mut pages, strings.1, &mut left)?;
-        let passes_bits = self.state.passes_bits();
-        Ok(SyscallControl::Exec(Box::new(ExecCommand { path, from, args, env, passes_bits })))
+        Ok(SyscallControl::Exec(Box::new(ExecCommand { path, from, args, env })))
     }
 
     /// `execve(2)`: as `execveat` from the current directory.
@@ -226,7 +226,7 @@ impl Sentry {
         if usage != 0 {
             copy_out(process, usage, &cpu_time::usage(ended.spent, 0))?;
         }
-        self.change().processes.reap_child(id);
+        self.change().reap_child(id);
         Ok(SyscallControl::Value(id.into()))
     }
 
@@ -291,7 +291,7 @@ impl Sentry {
                 .int(code as u32)
                 .int(0)
                 .int(id)
-                .int(self.state.seen_user(id)[0])
+                .int(self.state.seen_ids(id).user[REAL])
                 .int(status as u32)
                 .zeros(100);
             copy_out(process, infop, &bytes.0)?;
@@ -302,7 +302,7 @@ impl Sentry {
         }
         if options & libc::WNOWAIT as u64 == 0 {
             match has_gone {
-                true => self.change().processes.reap_child(id),
+                true => self.change().reap_child(id),
                 false => self.forget_news(id),
             }
         }

@@ -3,6 +3,7 @@
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::users::REAL;
 use crate::sentry::mm::user_memory::{copy_out, word_in};
 use crate::sentry::result::{SyscallResult, ZERO};
 use rustix::io::Errno;
@@ -23,6 +24,9 @@ impl Sentry {
         let known = self.state.limit_of(id, resource).ok_or(Errno::INVAL)?;
         if !self.state.processes.lives(id) {
             return Err(Errno::SRCH.into());
+        }
+        if id != self.state.processes.current_id() && !self.state.has_all_ids_of(id, REAL) {
+            return Err(Errno::PERM.into());
         }
         let new = match new {
             0 => None,

@@ -7,6 +7,7 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::prctl_state::PrctlState;
+use crate::sentry::kernel::users::REAL;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
@@ -48,6 +49,12 @@ impl Sentry {
         state.processes.info(id as u32).map(|info| info.id).ok_or(Errno::SRCH)
     }
 
+    /// As [`Self::scheduled`]. Refuses a process of another user.
+    fn schedulable(&self, id: u64) -> Result<u32, Errno> {
+        let process = self.scheduled(id)?;
+        if self.state.may_schedule(process) { Ok(process) } else { Err(Errno::PERM) }
+    }
+
     fn traits_of(&self, process: u32) -> Result<PrctlState, Errno> {
         self.state.processes.info(process).map(|info| info.traits).ok_or(Errno::SRCH)
     }
@@ -62,10 +69,12 @@ impl Sentry {
         let found = match which {
             PROCESS => vec![self.scheduled(who.into())?],
             GROUP => self.state.processes.group(if who == 0 { own.group } else { who }),
-            OF_USER if who == 0 || who == self.state.namespaces.users.owner[0] => {
-                self.state.processes.infos().map(|info| info.id).collect()
+            OF_USER => {
+                let user = |id| self.state.seen_ids(id).user[REAL];
+                let meant = if who == 0 { user(own.id) } else { who };
+                let all = self.state.processes.infos().map(|info| info.id);
+                all.filter(|id| user(*id) == meant).collect()
             }
-            OF_USER => Vec::new(),
             _ => return Err(Errno::INVAL),
         };
         if found.is_empty() { Err(Errno::SRCH) } else { Ok(found) }
@@ -89,13 +98,18 @@ impl Sentry {
         nice: u64,
     ) -> SyscallResult {
         let nice = (nice as i32).clamp(LEAST_NICE, NICEST) as i8;
+        let mut result = Ok(ZERO);
         for process in self.named_processes(which as i32, who)? {
+            if !self.state.may_schedule(process) {
+                result = Err(Errno::PERM.into());
+                continue;
+            }
             if nice < self.traits_of(process)?.nice {
                 return Err(Errno::ACCESS.into());
             }
             self.change_traits(process, |traits| traits.nice = nice);
         }
-        Ok(ZERO)
+        result
     }
 
     /// `sched_getscheduler(2)`: the policy is stored for a process, and its threads have the same.
@@ -113,7 +127,7 @@ impl Sentry {
         policy: u64,
         parameters: u64,
     ) -> SyscallResult {
-        let target = self.scheduled(id)?;
+        let target = self.schedulable(id)?;
         let priority = int_in(process, parameters)?;
         // Whether children have it, too, which they do here.
         let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
@@ -144,7 +158,7 @@ impl Sentry {
         id: u64,
         parameters: u64,
     ) -> SyscallResult {
-        let policy = self.traits_of(self.scheduled(id)?)?.policy;
+        let policy = self.traits_of(self.schedulable(id)?)?.policy;
         check_policy(policy.into(), int_in(process, parameters)?)?;
         Ok(ZERO)
     }
@@ -179,7 +193,7 @@ impl Sentry {
         len: u64,
         set: u64,
     ) -> SyscallResult {
-        self.scheduled(id)?;
+        self.schedulable(id)?;
         let set = copy_in(process, set, len.min(8) as usize)?;
         match set.first() {
             Some(first) if first & 1 != 0 => Ok(ZERO),
@@ -220,7 +234,7 @@ impl Sentry {
         if from == 0 {
             return Err(Errno::INVAL.into());
         }
-        let target = self.scheduled(id)?;
+        let target = self.schedulable(id)?;
         let len = int_in(process, from)?;
         if len != 0 && (len as usize) < *ATTRIBUTES.start() {
             return Err(Errno::TOOBIG.into());
@@ -262,6 +276,9 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         }
         for process in self.ioprio_processes(which as i32, who)? {
+            if !self.state.may_schedule(process) {
+                return Err(Errno::PERM.into());
+            }
             self.change_traits(process, |traits| traits.io_priority = priority as u16);
         }
         Ok(ZERO)

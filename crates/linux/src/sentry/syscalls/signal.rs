@@ -28,7 +28,7 @@ impl Sentry {
             one => vec![self.home_of(None, one as u32).unwrap_or(one as u32)],
         };
         // A zombie exists until it is reaped, and takes no signal.
-        let known = targets.iter().any(|id| processes.lives(*id) || processes.is_ended(*id));
+        let known = targets.iter().any(|id| processes.exists(*id));
         if !known {
             return Err(Errno::SRCH.into());
         }
@@ -39,7 +39,7 @@ impl Sentry {
         let info = |signal| SignalInfo::new(signal, 0, sender, 0);
         let all = targets.len();
         let targets: Vec<_> =
-            targets.into_iter().filter(|target| self.state.may_signal(*target)).collect();
+            targets.into_iter().filter(|target| self.state.may_signal(*target, number)).collect();
         if targets.is_empty() && all > 0 && target as i32 != -1 {
             return Err(Errno::PERM.into());
         }
@@ -108,7 +108,7 @@ impl Sentry {
         let code = i32::from_le_bytes([given[8], given[9], given[10], given[11]]);
         if let Some(thread) = to.1 {
             self.home_of(Some(id), thread as u32)?;
-        } else if !self.state.processes.lives(id) && !self.state.processes.is_ended(id) {
+        } else if !self.state.processes.exists(id) {
             return Err(Errno::SRCH.into());
         }
         // Only to itself may a process claim another sender.
@@ -150,18 +150,22 @@ impl Sentry {
         number: u64,
         info: impl FnOnce(u8) -> SignalInfo,
     ) -> SyscallResult {
-        let lives = self.state.processes.lives(id);
-        if !self.state.may_signal(id) {
+        if !self.state.processes.exists(id) {
+            return Err(Errno::SRCH.into());
+        }
+        if number > 64 {
+            return Err(Errno::INVAL.into());
+        }
+        if !self.state.may_signal(id, number) {
             return Err(Errno::PERM.into());
         }
         match number {
-            1..=64 if lives => {
+            1.. if self.state.processes.lives(id) => {
                 let info = info(number as u8);
                 let sent = self.change().with(id, |state| state.send(to, info));
                 if sent { Ok(ZERO) } else { Err(Errno::AGAIN.into()) }
             }
-            0..=64 => Ok(ZERO),
-            _ => Err(Errno::INVAL.into()),
+            _ => Ok(ZERO),
         }
     }
 

@@ -8,7 +8,9 @@ use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::special_files::SOCKET;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::users::EFFECTIVE;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, NETLINK, Socket, SocketState,
@@ -60,7 +62,7 @@ impl Kernel {
         to: u64,
         peer: Address,
         own: Address,
-        process: u32,
+        process: PeerCredentials,
     ) -> Result<(u64, u64), Errno> {
         let full = |socket: &Socket| match &socket.stage {
             SocketState::Listening(queue) => queue.len() >= BACKLOG,
@@ -113,7 +115,7 @@ impl Kernel {
         };
         let peer = Address::loopback(family, EPHEMERAL.end);
         let own = Address::loopback(family, port);
-        let (process, until) = (0, None);
+        let (process, until) = (PeerCredentials::default(), None);
         self.queue(to, IncomingConnection { incoming, outgoing, peer, own, process, until });
         true
     }
@@ -235,7 +237,7 @@ impl Sentry {
             _ => return Err(Errno::AFNOSUPPORT.into()),
         }
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
-        let mate = self.state.processes.current_id();
+        let mate = self.state.own_credentials(EFFECTIVE);
         let state = self.change();
         let mut channel = || match datagrams {
             true => state.channels.add_inbox().ok_or(Errno::NFILE),

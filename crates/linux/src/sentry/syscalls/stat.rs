@@ -172,8 +172,8 @@ impl Sentry {
         self.sys_faccessat2(process, at, path, mode, 0)
     }
 
-    /// `faccessat2(2)`: the user and group for files count, not the real ones. Unknown flags are
-    /// ignored.
+    /// `faccessat2(2)`: the directories on the way are searched with the effective user. Unknown
+    /// flags are ignored.
     pub(in crate::sentry) fn sys_faccessat2(
         &mut self,
         process: &Process,
@@ -188,7 +188,11 @@ impl Sentry {
         let attributes = self.attributes_at(process, at, path, flags)?;
         let is_directory = attributes.mode & libc::S_IFMT == libc::S_IFDIR;
         let file = FilePermissions { mode: attributes.mode, owner: attributes.owner };
-        let may = self.state.permits(file, is_directory, mode as u32);
+        let effective = flags as i32 & libc::AT_EACCESS != 0;
+        let may = match effective {
+            true => self.state.permits(file, is_directory, mode as u32),
+            false => self.state.permits_really(file, is_directory, mode as u32),
+        };
         if may { Ok(ZERO) } else { Err(Errno::ACCESS.into()) }
     }
 }

@@ -152,11 +152,12 @@ impl Sentry {
         let device = New::Device(FIRST_DEVICE + u64::from(id));
         let made = state.tree.create_at(&place, device, 0o620, crate::sentry::kernel::time::now());
         let made = made.and_then(|made| state.tree.hold(made).map(|()| made));
-        let made = match made {
+        let owned = |made| state.own_new(made).map(|()| made);
+        let made = match made.map_err(Into::into).and_then(owned) {
             Ok(made) => made,
             Err(refused) => {
                 state.tree.close(open);
-                return Err(refused.into());
+                return Err(refused);
             }
         };
         state.terminals.add(id, Terminal::new(made));

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ProcessTable;
 use crate::sentry::kernel::process_info::ChildEvent;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 
 /// A process that has ended, until its parent reaps it.
@@ -62,12 +63,9 @@ impl ProcessTable {
         self.ended.contains_key(&id)
     }
 
-    /// The current process reaps a child.
-    pub(in crate::sentry) fn reap_child(&mut self, id: u32) {
-        let spent = self.spent_by(id);
-        let info = &mut self.current.info;
-        info.children = info.children.saturating_add(spent);
-        self.reap(id);
+    /// Whether a process lives, or has ended and was not reaped.
+    pub(crate) fn exists(&self, id: u32) -> bool {
+        self.lives(id) || self.is_ended(id)
     }
 
     /// The CPU time of a process and its reaped children.
@@ -83,9 +81,20 @@ impl ProcessTable {
         let ended = self.ended.values_mut().filter(|ended| ended.parent == from);
         ended.for_each(|ended| ended.parent = to);
     }
+}
 
-    /// Removes ended processes.
+impl Kernel {
+    /// The current process reaps a child.
+    pub(in crate::sentry) fn reap_child(&mut self, id: u32) {
+        let spent = self.processes.spent_by(id);
+        let info = &mut self.processes.current.info;
+        info.children = info.children.saturating_add(spent);
+        self.reap(id);
+    }
+
+    /// Removes a process that has ended.
     pub(crate) fn reap(&mut self, id: u32) {
-        self.ended.remove(&id);
+        self.processes.ended.remove(&id);
+        self.drop_ids();
     }
 }

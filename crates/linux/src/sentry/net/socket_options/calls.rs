@@ -156,12 +156,12 @@ impl Sentry {
             }
             (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
                 // The peer of an IP connection is unknown.
-                let mate = if socket.own.is_internet() { 0 } else { socket.mate };
-                let [user, group] = match mate {
+                let mate = if socket.own.is_internet() { Default::default() } else { socket.mate };
+                let [user, group] = match mate.process {
                     0 => [u32::MAX; 2],
-                    _ => self.state.seen_user(mate),
+                    _ => self.state.seen_owner(mate.user),
                 };
-                StructBuilder::default().int(mate).int(user).int(group).0
+                StructBuilder::default().int(mate.process).int(user).int(group).0
             }
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
                 (self.state.table.id(fd)? + 1).to_le_bytes().to_vec()
