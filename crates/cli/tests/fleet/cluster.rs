@@ -222,7 +222,7 @@ impl Cluster {
     }
 
     /// Removes all unreferenced states, whatever their age, and measures the fleet. No client may
-    /// change anything meanwhile.
+    /// change anything until then.
     pub(crate) fn collect(&self, at: Duration) -> Sample {
         let before = self.place.kib();
         self.place.age();
