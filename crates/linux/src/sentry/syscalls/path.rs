@@ -8,6 +8,7 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::DirectoryEntries;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
