@@ -5,8 +5,8 @@
 //! Promises: a call that is cut short is undone. May break it: a guest that has files of a host
 //! directory open, which cannot be checkpointed.
 
-use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use afresh::snapshot::{SnapshotId, SnapshotInfo};
@@ -42,6 +42,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
 }
+
+/// The first line of the histories that rustyline writes.
+const HISTORY_START: &[u8] = b"#V2\n";
 
 const HELP: &str = "\
 :checkpoint NAME   save the current state under a name
@@ -248,7 +251,32 @@ impl Sessions<'_> {
     }
 }
 
+/// Checks that the file of `--history` is one, as it is written anew. One that does not exist is
+/// created.
+fn check_history(path: &Path) -> anyhow::Result<()> {
+    let read = std::fs::File::open(path).and_then(|file| {
+        let mut start = Vec::new();
+        file.take(HISTORY_START.len() as u64).read_to_end(&mut start)?;
+        Ok(start)
+    });
+    match read {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("--history {}", path.display())),
+        Ok(start) => {
+            anyhow::ensure!(
+                start.is_empty() || start == HISTORY_START,
+                "{} exists and is no history: choose another name, or remove it",
+                path.display()
+            );
+            Ok(())
+        }
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &arguments.history {
+        check_history(path)?;
+    }
     let language = arguments.language.as_deref().map(Language::named).transpose()?;
     let options = match language {
         Some(language) => arguments.guest.interpreter::<Terminal>(settings, language)?,

@@ -56,6 +56,20 @@ fn a_program_that_has_read_its_input_continues_from_its_saved_state() {
 }
 
 #[test]
+fn a_saved_state_replaces_no_other_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path();
+    if !can_run(top) {
+        return;
+    }
+    std::fs::write(top.join("script"), "text").unwrap();
+    let (out, err, code) = ended(top, &["exec", "--save", "script", "--", "echo", "run"], "");
+    assert_eq!((&*out, code), ("", Some(1)), "{err}");
+    assert!(err.contains("script exists and is no snapshot"), "{err}");
+    assert_eq!(std::fs::read(top.join("script")).unwrap(), b"text");
+}
+
+#[test]
 fn the_state_of_an_exit_has_the_files_and_exits_again() {
     let folder = tempfile::tempdir().unwrap();
     let top = folder.path();

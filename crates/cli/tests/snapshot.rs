@@ -284,3 +284,35 @@ fn a_limit_on_sizes_refuses_a_larger_snapshot() {
         assert!(error.contains("is not a limit: NAME=SIZE, with a name among"), "{error}");
     }
 }
+
+#[test]
+fn files_that_are_no_snapshots_are_not_replaced() {
+    let dir = Dir::new();
+    let (guest, script, file) = (dir.path("guest.wasm"), dir.path("hh.py"), dir.path("a.afresh"));
+    std::fs::write(&script, "print(1)\n").unwrap();
+    let wasm = std::fs::read(&guest).unwrap();
+    ok(&["snapshot", &guest, "--to", &file]);
+    for to in [&guest, &script] {
+        for arguments in [
+            vec!["snapshot", &guest, "--to", to],
+            vec!["fork", &guest, "--to", to, "--call", "next", "1"],
+            vec!["push", &file, to],
+        ] {
+            let error = refused(&arguments);
+            let wanted =
+                format!("{to} exists and is no snapshot: choose another name, or remove it");
+            assert!(error.contains(&wanted), "{arguments:?}: {error}");
+        }
+        let error = refused(&["export", &file, to]);
+        assert!(error.contains("exists already: choose another name, or remove it"), "{error}");
+        let error = refused(&["keygen", "signing", to]);
+        assert!(error.contains("exists already: choose another name, or remove it"), "{error}");
+        let error = refused(&["repl", &guest, "--history", to]);
+        assert!(error.contains("is no history: choose another name"), "{error}");
+    }
+    assert_eq!(std::fs::read(&script).unwrap(), b"print(1)\n");
+    assert_eq!(std::fs::read(&guest).unwrap(), wasm);
+    // A snapshot is.
+    ok(&["fork", &guest, "--to", &file, "--call", "next", "5"]);
+    assert_eq!(ok(&["run", &file, "--call", "next", "0"]), "5\n");
+}

@@ -291,13 +291,13 @@ fn errors_of_places_and_names_report_the_way_out() {
         (
             1,
             vec!["inspect", "store@new"],
-            r#"no snapshot named `new`; the store holds ["latest", "old"]"#,
+            r#"no snapshot named `new`; the store holds `latest`, `old`"#,
         ),
-        (1, vec!["untag", "store@new"], r#"the store holds ["latest", "old"]"#),
+        (1, vec!["untag", "store@new"], r#"the store holds `latest`, `old`"#),
         (
             1,
             vec!["import", "new.mem", "store", "--parent", "no"],
-            r#"the store holds ["latest", "old"]"#,
+            r#"the store holds `latest`, `old`"#,
         ),
         (1, vec!["untag", "store"], "no name is given; write store@NAME"),
         (1, vec!["inspect", "nowhere"], "nowhere is not an OCI image layout"),
@@ -319,10 +319,7 @@ fn errors_of_places_and_names_report_the_way_out() {
         assert!(message.contains(part), "{arguments:?}: {message}");
     }
     let message = bench.fails(1, &["pull", &format!("{url}@old"), "copy"]);
-    assert!(
-        message.contains(r#"no snapshot named `old`; the store holds ["latest"]"#),
-        "{message}"
-    );
+    assert!(message.contains(r#"no snapshot named `old`; the store holds `latest`"#), "{message}");
     // Nothing was made on the way to an error.
     assert!(!bench.path("nowhere").exists() && !bench.path("other").exists());
 }

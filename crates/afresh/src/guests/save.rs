@@ -240,14 +240,21 @@ impl Guest {
     /// Checks that a guest can be saved as `to`, before the work of warming one.
     ///
     /// # Errors
-    /// [`SaveError::Reference`].
+    /// [`SaveError::Reference`], and [`SaveError::Write`] for a file that is no snapshot.
     pub fn check_target(to: &Reference) -> Result<(), SaveError> {
-        target(to).map(drop).map_err(SaveError::from)
+        target(to)?;
+        match to.place() {
+            Place::File(path) => archive::check_target(path).map_err(|source| SaveError::Write {
+                reference: to.to_string(),
+                source: source.into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Saves the warm state as a snapshot: another process or machine opens it and continues from
     /// there, without the guest's own file. A directory is made if it is missing. Any meaning of
-    /// the name is replaced.
+    /// the name is replaced. A file is replaced if it is a snapshot, and no other file is.
     ///
     /// # Errors
     /// [`SaveError`]; the name is unchanged then.

@@ -9,6 +9,7 @@
 //!   are checked as in a store.
 //! * [`save`] and [`export`] are atomic and durable: after a kill, the path means the old archive
 //!   or the new one. The next writer of the same path removes the files of a killed one.
+//! * They replace no file but an archive with a snapshot.
 //! * Reading is bounded: links, names outside the archive, two members of one name, and lengths
 //!   that the file does not have are refused by name, and nothing is allocated for them.
 
@@ -36,8 +37,18 @@ use crate::{
 use read::Members;
 use write::ArchiveWriter;
 
-/// Saves `memory` as an archive at `path`, replacing what is there, and returns the snapshot's id.
-/// A delta takes the layers of its parent along. `name` is what other tools see it as.
+/// Checks that [`save`] and [`export`] would write to `path`: nothing is there, or an archive with
+/// a snapshot, which they replace.
+///
+/// # Errors
+/// [`SaveError::ForeignFile`], and [`SaveError::Io`] for a path that cannot be read.
+pub fn check_target(path: &Path) -> Result<(), SaveError> {
+    write::is_replaceable(path).map(drop)
+}
+
+/// Saves `memory` as an archive at `path`, and returns the snapshot's id. An archive that is there
+/// is replaced, any other file is not. A delta takes the layers of its parent along. `name` is what
+/// other tools see it as.
 ///
 /// # Errors
 /// [`SaveError`] by cause; what was at `path` stays.
@@ -55,7 +66,7 @@ pub fn save(
 
 /// Writes `snapshot`, wherever it is, as an archive at `path`; its id stays the same. The result is
 /// byte for byte what [`save`] would have written. `path` may be the archive that the snapshot was
-/// opened from.
+/// opened from, but no other kind of file.
 ///
 /// # Errors
 /// [`SaveError`] by cause, among them a layer that does not have its digest; what was at `path`

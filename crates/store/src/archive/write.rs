@@ -12,16 +12,17 @@ use std::path::{Path, PathBuf};
 use afresh_sys::crash::{point, synced};
 use tempfile::TempPath;
 
-use super::index_of;
-use super::read::blob_name;
+use super::read::{Members, blob_name};
 use super::tar::{BLOCK, header};
+use super::{index_of, only_snapshot};
 use crate::blobs::file::BlobWriter;
+use crate::blobs::source::read_manifest;
 use crate::disk::os::{FileExt, has_name, set_mode};
 use crate::disk::temporary::{self, TEMPORARY, parent, sync_dir};
 use crate::format::index::Encoding;
 use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
 use crate::layers::blob_sink::{BlobSink, copy_blob};
-use crate::{Layer, SaveError, Sha256};
+use crate::{Layer, OpenError, SaveError, Sha256};
 
 /// Alignment of raw layers, that of pages.
 const PAGE_ALIGN: u64 = 4096;
@@ -84,9 +85,51 @@ fn create(dir: &Path, prefix: &OsString) -> io::Result<(TempPath, File)> {
     }
 }
 
+/// Whether the archive at `path` may be replaced; `false` if nothing is there.
+///
+/// # Errors
+/// [`SaveError::ForeignFile`] for everything else.
+pub(super) fn is_replaceable(path: &Path) -> Result<bool, SaveError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(SaveError::io(path, error)),
+        // A pipe would wait for its writer.
+        Ok(meta) if !meta.is_file() => return Err(SaveError::ForeignFile(path.to_owned())),
+        Ok(_) => {}
+    }
+    let found = Members::open(path)
+        .and_then(|members| read_manifest(&members, only_snapshot(&members)?).map(drop));
+    match found {
+        Ok(()) => Ok(true),
+        // Another writer has moved it meanwhile.
+        Err(error) if error.is_missing_file() => Ok(false),
+        Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Err(SaveError::io(path, source))
+        }
+        Err(_) => Err(SaveError::ForeignFile(path.to_owned())),
+    }
+}
+
+/// Gives a file its name, in place of an archive only. A file that appears meanwhile stays.
+fn persist(mut file: TempPath, path: &Path) -> Result<(), SaveError> {
+    let io = |error| SaveError::io(path, error);
+    loop {
+        if is_replaceable(path)? {
+            return file.persist(path).map_err(|e| io(e.error));
+        }
+        match file.persist_noclobber(path) {
+            Ok(()) => return Ok(()),
+            // Perhaps another writer of the same archive.
+            Err(e) if e.error.kind() == io::ErrorKind::AlreadyExists => file = e.path,
+            Err(e) => return Err(io(e.error)),
+        }
+    }
+}
+
 impl ArchiveWriter {
     pub(super) fn create(path: &Path) -> Result<Self, SaveError> {
         let (dir, prefix) = beside(path)?;
+        is_replaceable(path)?;
         // A file that cannot be removed only takes space.
         let _ = sweep(dir, &prefix);
         let (temporary, file) = create(dir, &prefix).map_err(|e| SaveError::io(path, e))?;
@@ -135,19 +178,20 @@ impl ArchiveWriter {
     ) -> Result<(), SaveError> {
         self.member(INDEX_FILE, &index_of(id, manifest_len, name)?)?;
         let Self { path, temporary, file, at, .. } = self;
+        let io = |error| SaveError::io(&path, error);
         (|| {
             point();
             // Two blocks of zeros end an archive.
             file.set_len(at + 2 * BLOCK)?;
             set_mode(&file, 0o400)?;
             point();
-            file.sync_all()?;
-            synced(&file);
-            point();
-            temporary.persist(&path).map_err(|e| e.error)?;
-            sync_dir(parent(&path))
+            file.sync_all()
         })()
-        .map_err(|e| SaveError::io(&path, e))
+        .map_err(io)?;
+        synced(&file);
+        point();
+        persist(temporary, &path)?;
+        sync_dir(parent(&path)).map_err(io)
     }
 }
 

@@ -92,21 +92,24 @@ pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), 
     .map_err(|e| SaveError::io(path, e))
 }
 
+/// The error of creating a file at `path`, where nothing may be.
+pub(crate) fn new_file_error(path: &Path, error: io::Error) -> SaveError {
+    let error = match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            io::Error::new(error.kind(), "it exists already: choose another name, or remove it")
+        }
+        _ => error,
+    };
+    SaveError::io(path, error)
+}
+
 /// Makes a file for its owner alone, which is whole and durable when it appears at `path`, where
 /// nothing may be.
 pub(crate) fn new_file(
     path: &Path,
     write: impl FnOnce(&File) -> Result<(), SaveError>,
 ) -> Result<(), SaveError> {
-    let io = |e: io::Error| {
-        let e = match e.kind() {
-            io::ErrorKind::AlreadyExists => {
-                io::Error::new(e.kind(), "it exists already: choose another name, or remove it")
-            }
-            _ => e,
-        };
-        SaveError::io(path, e)
-    };
+    let io = |e: io::Error| new_file_error(path, e);
     if fs::symlink_metadata(path).is_ok() {
         return Err(io(io::ErrorKind::AlreadyExists.into()));
     }

@@ -303,12 +303,16 @@ pub enum OpenError {
 /// Some of many names.
 fn few(names: &[String]) -> String {
     const MAX_NAMES: usize = 20;
-    let shown = format!("{:?}", &names[..names.len().min(MAX_NAMES)]);
-    if names.len() > MAX_NAMES {
-        format!("{shown} and {} more", names.len() - MAX_NAMES)
-    } else {
-        shown
+    if names.is_empty() {
+        return "none".to_owned();
     }
+    // Stores of others may have any names.
+    let quoted = |name: &String| format!("`{}`", name.escape_debug());
+    let mut shown: Vec<String> = names.iter().take(MAX_NAMES).map(quoted).collect();
+    if names.len() > MAX_NAMES {
+        shown.push(format!("and {} more", names.len() - MAX_NAMES));
+    }
+    shown.join(", ")
 }
 
 impl OpenError {
@@ -334,6 +338,9 @@ pub enum SaveError {
         /// What it said.
         source: io::Error,
     },
+    /// The file to write exists, and an archive may not replace it.
+    #[error("{} exists and is no snapshot: choose another name, or remove it", .0.display())]
+    ForeignFile(PathBuf),
     /// The memory to save could not be read.
     #[error("reading the memory to save: {0}")]
     Source(io::Error),

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::{PublicKey, SealKey, SigningKey};
 use crate::SealError;
-use crate::disk::temporary::{parent, sync_dir};
+use crate::disk::temporary::{new_file_error, parent, sync_dir};
 use crate::format::digest::{from_hex, to_hex};
 use crate::{OpenError, SaveError};
 
@@ -33,7 +33,7 @@ fn create(path: &Path, line: &str) -> Result<(), SaveError> {
             // Snapshots that were sealed with the key need it after a crash.
             sync_dir(parent(path))
         })
-        .map_err(|e| SaveError::io(path, e))
+        .map_err(|e| new_file_error(path, e))
 }
 
 /// The lines that say something.

@@ -510,3 +510,57 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_archive_replaces_archives_and_no_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (archive, content) = stack(dir.path(), Encoding::Raw);
+    let open = archive::open(&archive).unwrap();
+    let script = dir.path().join("script.py");
+    fs::write(&script, "print(1)\n").unwrap();
+    let empty = dir.path().join("empty");
+    fs::write(&empty, "").unwrap();
+    let tar = dir.path().join("other.tar");
+    fs::write(&tar, [member("notes", b'0', b"text"), vec![0; 2 * BLOCK]].concat()).unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&archive, &link).unwrap();
+    let files = fs::read_dir(dir.path()).unwrap().count();
+    for path in [&script, &empty, &tar, &link, &dir.path().to_owned()] {
+        let before = fs::read(path).ok();
+        let saved = archive::save(path, None, &memory(&[3]), &options()).map(drop);
+        for error in [saved, archive::export(&open, path, None), archive::check_target(path)] {
+            let error = error.unwrap_err();
+            assert!(matches!(error, SaveError::ForeignFile(_)), "{}: {error}", path.display());
+        }
+        assert_eq!(fs::read(path).ok(), before, "{}", path.display());
+    }
+    // No temporary file is left.
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), files);
+    assert!(bytes(&archive::open(&archive).unwrap()) == content.0);
+}
+
+#[test]
+fn a_file_that_appears_while_an_archive_is_written_stays() {
+    struct Appearing(MemoryPages, PathBuf);
+    impl afresh_store::Pages for Appearing {
+        fn pages(&self) -> usize {
+            self.0.pages()
+        }
+
+        fn occupied(&self) -> Vec<PageRange> {
+            fs::write(&self.1, "text").unwrap();
+            self.0.occupied()
+        }
+
+        fn read(&self, first: usize, out: &mut [u8]) -> std::io::Result<()> {
+            self.0.read(first, out)
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("guest.afresh");
+    let content = Appearing(memory(&[1, 2]), path.clone());
+    let error = archive::save(&path, None, &content, &options()).unwrap_err();
+    assert!(matches!(error, SaveError::ForeignFile(_)), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"text");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
