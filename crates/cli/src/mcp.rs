@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use afresh::SessionError;
 use afresh_interpreter::{Answer, Language, RUN, Request, Tools, evaluate};
@@ -16,6 +17,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::Settings;
 use crate::guest::GuestArguments;
 use crate::output::{Format, say};
+
+/// Maximum time limit of a call without `--timeout`.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -48,7 +52,10 @@ impl Arguments {
     /// Opens the guest, with a server for it.
     fn server(&self, settings: &Settings) -> anyhow::Result<Server> {
         let language = Language::named(&self.language)?;
-        let mut options = self.guest.interpreter::<OutputCollector>(settings, language)?;
+        let options = self.guest.interpreter::<OutputCollector>(settings, language)?;
+        // The limit of a call is the server's. A Linux program has a shorter one.
+        let max_timeout = self.guest.timeout().unwrap_or(MAX_TIMEOUT).min(MAX_TIMEOUT);
+        let mut options = options.timeout(max_timeout);
         if let Some(setup) = &self.setup {
             options = options.warm(match self.guest.is_program() {
                 true => language.program_setup(setup),
@@ -56,14 +63,39 @@ impl Arguments {
             });
         }
         let guest = self.guest.open(&options);
-        let guest = guest.map_err(|error| self.setup_error(settings, language).unwrap_or(error))?;
+        let guest = guest.map_err(|error| {
+            self.setup_error(settings, language).unwrap_or_else(|| self.start_error(error))
+        })?;
         let mut config = Config::new(guest, language);
-        if let Some(timeout) = self.guest.timeout() {
-            config.timeout = config.timeout.min(timeout);
-            config.max_timeout = timeout;
-        }
+        config.timeout = config.timeout.min(max_timeout);
+        config.max_timeout = max_timeout;
         config.max_sandboxes = self.max_sandboxes.max(1);
         Server::new(config).map_err(anyhow::Error::from_boxed)
+    }
+
+    /// The error of a guest that did not start. A program without the name of the language is hardly
+    /// its interpreter, and prints its own usage.
+    #[cfg(linux_guests)]
+    fn start_error(&self, error: anyhow::Error) -> anyhow::Error {
+        use afresh::linux::WarmError;
+        let has_ended = error
+            .chain()
+            .any(|cause| matches!(cause.downcast_ref(), Some(WarmError::Ended { .. })));
+        let guest = self.guest.guest.display().to_string();
+        if !self.guest.is_program() || !has_ended || guest.contains(&self.language) {
+            return error;
+        }
+        let reason = crate::describe(&error);
+        anyhow!(
+            "`--language {}` needs an interpreter of it, and {guest} is none: {}",
+            self.language,
+            reason.lines().next().unwrap_or_default()
+        )
+    }
+
+    #[cfg(not(linux_guests))]
+    fn start_error(&self, error: anyhow::Error) -> anyhow::Error {
+        error
     }
 
     /// The exception that the setup raises, if it does. A guest just ends there. Run as other code,

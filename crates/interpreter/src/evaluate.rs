@@ -34,6 +34,8 @@ pub fn evaluate<'f, L: HostCallbacks>(
 ) -> Evaluation<L> {
     let function = function.into();
     let counts_pages = listener.counts_pages();
+    // The caller did not choose the function that interpreters have.
+    let has_usual_function = function.name() == request.form().function();
     let call = |lease: &mut Lease<'_>| call(lease, function, request, listener);
     let (called, mut cost) = match counts_pages {
         true => lease.measure_pages(call),
@@ -42,6 +44,10 @@ pub fn evaluate<'f, L: HostCallbacks>(
     let UnmeasuredCall { answer, listener, received } = called;
     cost.output_bytes += received;
     cost.dropped_bytes += listener.dropped_bytes();
+    let answer = match has_usual_function {
+        true => answer.map_err(CallError::without_function),
+        false => answer,
+    };
     Evaluation { answer, listener, cost }
 }
 

@@ -61,12 +61,6 @@ pub enum WarmError {
         /// The end of its standard error.
         messages: String,
     },
-    /// It did not end in time.
-    #[error("the program did not end within {limit:?}, and was ended")]
-    Unfinished {
-        /// The time limit of the run.
-        limit: std::time::Duration,
-    },
     /// It was to stop, and its state to be kept, while nothing could continue it.
     #[error(
         "the program was stopped while it {what}; a state is kept of a program that has ended, waits for its \
@@ -113,8 +107,10 @@ pub enum CallError {
         messages: String,
     },
     /// It ran longer than its time limit, and was killed.
-    #[error("the guest ran longer than its time limit{}", last_messages(messages))]
+    #[error("the guest ran longer than its time limit of {limit:?}{}", last_messages(messages))]
     Late {
+        /// The limit of the call.
+        limit: std::time::Duration,
         /// The end of its standard error in this call.
         messages: String,
     },

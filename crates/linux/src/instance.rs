@@ -391,7 +391,7 @@ impl Instance {
                 return Err(CallError::Ended { end, output, messages });
             }
             Ok(StopReason::End(end, Trap::Kernel(_))) => CallError::Ended { end, output, messages },
-            Ok(StopReason::Late) => CallError::Late { messages },
+            Ok(StopReason::Late) => CallError::Late { limit: self.limits.time, messages },
             Ok(StopReason::CpuTime) => {
                 CallError::CpuTime { limit: self.limits.cpu_time.unwrap_or_default(), messages }
             }

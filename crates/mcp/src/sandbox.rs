@@ -495,6 +495,9 @@ fn cut_short(error: &SessionError, collector: &OutputCollector) -> Exception {
         SessionError::Call(CallError::Timeout { .. } | CallError::CpuTime { .. }) => {
             ("TimeoutError", describe_error(error))
         }
+        SessionError::Call(CallError::Guest { source, .. }) => {
+            ("GuestError", format!("the code ended the interpreter: {}", describe_error(&**source)))
+        }
         _ => ("GuestError", describe_error(error)),
     };
     let traceback = format!("{name}: {message}");

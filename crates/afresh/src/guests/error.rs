@@ -49,7 +49,7 @@ pub enum CallError {
     #[error(transparent)]
     Lease(#[from] LeaseError),
     /// The guest has no such function, or the function takes other arguments.
-    #[error("the call of `{function}` does not fit the guest")]
+    #[error("the call{} does not fit the guest", named("of", function))]
     Request {
         /// The function.
         function: String,
@@ -57,7 +57,7 @@ pub enum CallError {
         source: Cause,
     },
     /// An option of the call that the guest cannot have.
-    #[error("the guest does not support the options of the call of `{function}`")]
+    #[error("the guest does not support the options of the call{}", named("of", function))]
     Option {
         /// The function.
         function: String,
@@ -67,7 +67,7 @@ pub enum CallError {
     /// The call ran longer than its time limit allows:
     /// [`CallOptions::timeout`](crate::CallOptions::timeout), that of its lease, or
     /// [`Options::timeout`](crate::Options::timeout).
-    #[error("the call of `{function}` ran too long")]
+    #[error("the call{} ran too long", named("of", function))]
     Timeout {
         /// The function.
         function: String,
@@ -77,8 +77,9 @@ pub enum CallError {
     /// The call used its limit of CPU time,
     /// [`CallOptions::cpu_time_limit`](crate::CallOptions::cpu_time_limit) or that of its lease.
     #[error(
-        "the call of `{function}` used its CPU time limit of {limit:?}: raise the limit, or give \
-         the call less work"
+        "the call{} used its CPU time limit of {limit:?}: raise the limit, or give the call less \
+         work",
+        named("of", function)
     )]
     CpuTime {
         /// The function.
@@ -87,7 +88,7 @@ pub enum CallError {
         limit: Duration,
     },
     /// The call was ended by the embedder's watch.
-    #[error("the call of `{function}` was stopped by its host")]
+    #[error("the call{} was stopped by its host", named("of", function))]
     Stopped {
         /// The function.
         function: String,
@@ -95,7 +96,7 @@ pub enum CallError {
         source: Cause,
     },
     /// The guest trapped, crashed, or ended itself with an error.
-    #[error("the guest failed in `{function}`")]
+    #[error("the guest failed{}", named("in", function))]
     Guest {
         /// The function.
         function: String,
@@ -103,7 +104,7 @@ pub enum CallError {
         source: Cause,
     },
     /// The host failed: a host function, memory that could not be fetched, the kernel.
-    #[error("the call of `{function}` failed on the host's side")]
+    #[error("the call{} failed on the host's side", named("of", function))]
     Host {
         /// The function.
         function: String,
@@ -112,7 +113,32 @@ pub enum CallError {
     },
 }
 
+/// The function of a message, behind a preposition. Nothing for a program, which has none, and for
+/// the start of a command.
+fn named(preposition: &str, function: &str) -> String {
+    match function {
+        "" | "_start" => String::new(),
+        name => format!(" {preposition} `{name}`"),
+    }
+}
+
 impl CallError {
+    /// The error without the name of the function, for callers that did not choose it.
+    #[must_use]
+    pub fn without_function(mut self) -> Self {
+        match &mut self {
+            Self::Request { function, .. }
+            | Self::Option { function, .. }
+            | Self::Timeout { function, .. }
+            | Self::CpuTime { function, .. }
+            | Self::Stopped { function, .. }
+            | Self::Guest { function, .. }
+            | Self::Host { function, .. } => function.clear(),
+            Self::Lease(_) => {}
+        }
+        self
+    }
+
     /// The error of an option that a call cannot have.
     pub(crate) fn option(function: &str, source: Cause) -> Self {
         Self::Option { function: function.to_owned(), source }

@@ -363,6 +363,30 @@ fn an_agent_runs_commands_beside_code() {
 
 #[cfg(linux_guests)]
 #[test]
+fn calls_of_linux_programs_have_the_limits_of_the_server() {
+    let Some(python) = python() else { return };
+    let sleep = "import time; time.sleep(10.5)";
+    // Longer than other calls of Linux programs may last.
+    let mut client = Client::start(&[python, "--linux"]);
+    client.call_ok("run_code", json!({"code": sleep}));
+    client.call_ok("run_code", json!({"code": sleep, "timeout": 3600}));
+    let crashed = client.call("run_code", json!({"code": "import ctypes; ctypes.string_at(0)"}));
+    let result = &crashed["structuredContent"];
+    assert_eq!(result["undone"], true, "{crashed}");
+    let why = result["error"]["message"].as_str().unwrap();
+    assert!(why.starts_with("the code ended the interpreter: "), "{why}");
+    assert!(why.contains("signal 11"), "{why}");
+    // `--timeout` lowers both limits.
+    let mut client = Client::start(&[python, "--linux", "--timeout", "400"]);
+    for arguments in [json!({"code": sleep}), json!({"code": sleep, "timeout": 3600})] {
+        let late = client.call("run_code", arguments);
+        let why = late["structuredContent"]["error"]["message"].as_str().unwrap().to_owned();
+        assert!(why.contains("longer than its time limit of 0.4 s"), "{why}");
+    }
+}
+
+#[cfg(linux_guests)]
+#[test]
 fn errors_name_their_cause_and_the_tree_shows_only_known_states() {
     let Some(python) = python() else { return };
     let mut client = Client::start(&[python, "--linux"]);
