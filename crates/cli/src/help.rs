@@ -11,6 +11,24 @@ use crate::Cli;
 /// Heading of the options that every command has.
 pub(crate) const EVERY_COMMAND: &str = "Options of every command";
 
+/// Examples below the help of subcommands.
+pub(crate) const RUN_EXAMPLE: &str = "\
+Example:
+  afresh run --linux --input '[1, 2]' jq -- -c 'map(. + 1)'";
+pub(crate) const EXEC_EXAMPLE: &str = "\
+Example:
+  afresh exec --dir . -- python3 script.py";
+pub(crate) const SERVE_EXAMPLE: &str = "\
+Example:
+  afresh serve --linux --dir . --warm 'GET /' node -- app.js";
+#[cfg(feature = "mcp")]
+pub(crate) const MCP_EXAMPLE: &str = "\
+Example:
+  afresh mcp python3 --linux --setup 'import json'";
+pub(crate) const SNAPSHOT_EXAMPLE: &str = "\
+Example:
+  afresh snapshot guest.wasm --warm setup --to store@v1";
+
 /// Heading and subcommands of each group, in the order of the help.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Guests", &["run", "exec", "repl", "fork", "verify"]),
@@ -94,6 +112,28 @@ mod tests {
         assert!(help.contains("--output <OUTPUT>"), "{help}");
         for line in help.split("\nOptions:").next().unwrap().lines() {
             assert!(line.len() <= 100, "{} characters: {line}", line.len());
+        }
+    }
+
+    #[test]
+    fn a_command_shows_its_own_options_before_those_of_guests_and_an_example() {
+        let mut command = Cli::command();
+        command.build();
+        let mut long_help = |name: &str| {
+            let found = command.find_subcommand_mut(name).unwrap();
+            found.render_long_help().to_string()
+        };
+        for (name, option) in [("fork", "--to"), ("run", "--input")] {
+            let help = long_help(name);
+            let place = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
+            let (own, guests) = (place("\nOptions:\n"), place("\nOptions of guests:\n"));
+            assert!(own < place(option) && place(option) < guests, "{help}");
+            assert!(guests < place("--warm-times"), "{help}");
+        }
+        for name in ["run", "exec", "serve", "snapshot"] {
+            let help = long_help(name);
+            let example = format!("\nExample:\n  afresh {name} ");
+            assert!(help.contains(&example), "{help}");
         }
     }
 

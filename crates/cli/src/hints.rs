@@ -1,6 +1,14 @@
 //! Hints after an error: options and commands that the library does not know.
 
+#[cfg(linux_guests)]
+use std::io::Read;
+#[cfg(linux_guests)]
+use std::path::Path;
+
 use afresh::{CallError, OpenError, Place, SaveError, VerifyError};
+
+#[cfg(linux_guests)]
+use crate::guest::names_host_program;
 
 /// Prints the guest's backtrace below an error, and the option or command that helps.
 pub(crate) fn print(error: &anyhow::Error) {
@@ -12,6 +20,9 @@ pub(crate) fn print(error: &anyhow::Error) {
         };
         if let Some(trace) = call.and_then(CallError::backtrace) {
             eprintln!("{}", trace.trim_end());
+        }
+        if let Some(CallError::Timeout { .. }) = call {
+            eprintln!("help: `--timeout MS` sets another limit");
         }
         let open = match cause.downcast_ref::<SaveError>() {
             Some(SaveError::Open(error)) => Some(error),
@@ -40,6 +51,18 @@ fn opening(error: &OpenError) -> Option<String> {
         OpenError::Guest { source, .. } if ends_by_itself(&**source) => {
             Some("`afresh exec -- PROGRAM ARGUMENTS` runs a program that ends by itself".to_owned())
         }
+        #[cfg(linux_guests)]
+        OpenError::Guest { reference, .. } if names_host_program(reference.as_ref()) => {
+            let path = with_slash(Path::new(reference));
+            Some(format!("`afresh exec -- {path}` runs it as a Linux program, and so does --linux"))
+        }
+        #[cfg(linux_guests)]
+        OpenError::Read { path, .. } if names_host_program(path.as_os_str()) => {
+            Some("--linux runs a program of PATH".to_owned())
+        }
+        #[cfg(linux_guests)]
+        OpenError::Unknown { path } => script_command(path)
+            .map(|command| format!("`afresh exec --dir {command}` runs a script")),
         OpenError::Feature { feature, .. } => Some(format!(
             "a build of `afresh-cli` with `--features {feature}` supports it"
         )),
@@ -50,6 +73,36 @@ fn opening(error: &OpenError) -> Option<String> {
         ),
         _ => None,
     }
+}
+
+/// A path as a shell runs it.
+#[cfg(linux_guests)]
+fn with_slash(path: &Path) -> String {
+    match path.components().count() {
+        1 => format!("./{}", path.display()),
+        _ => path.display().to_string(),
+    }
+}
+
+/// The directory of a script, and the command that runs the script, by the end of its name or its
+/// first line.
+#[cfg(linux_guests)]
+fn script_command(path: &Path) -> Option<String> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let interpreter = match path.extension().and_then(|end| end.to_str()) {
+        Some("py") => Some("python3"),
+        Some("js" | "mjs" | "cjs") => Some("node"),
+        Some("rb") => Some("ruby"),
+        Some("pl") => Some("perl"),
+        Some("sh") => Some("sh"),
+        _ => None,
+    };
+    if let Some(interpreter) = interpreter {
+        return Some(format!("{} -- {interpreter} {}", dir.display(), path.display()));
+    }
+    let mut start = [0; 2];
+    std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut start)).ok()?;
+    (&start == b"#!").then(|| format!("{} -- {}", dir.display(), with_slash(path)))
 }
 
 /// Whether a snapshot on S3 was opened without credentials in the environment.
@@ -65,7 +118,7 @@ fn sealed(error: &afresh::store::SealError) -> Option<String> {
         SealError::WrongKey { .. } => "--key FILE has another key; pass the one that sealed it",
         SealError::NotSealed => "the snapshot is not sealed: omit --key",
         SealError::Unsigned => {
-            "sign it with `afresh snapshot --sign FILE`, or omit --trust to open unsigned snapshots"
+            "`afresh snapshot --sign FILE` makes a signed one; without --trust unsigned ones open"
         }
         SealError::Untrusted(_) => {
             "add the signer's public key, as `afresh keygen signing` printed it, to the file of --trust"

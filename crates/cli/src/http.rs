@@ -149,6 +149,12 @@ impl Arguments {
     fn guest(&self, text: &str, settings: &Settings) -> anyhow::Result<GuestConfig> {
         let http = &self.http;
         let (route, reference) = route(text);
+        if let (None, Some((before, _))) = (route, text.split_once('=')) {
+            anyhow::ensure!(
+                Path::new(text).exists() || before.contains(['/', '@', '.', ':']),
+                "a route begins with `/`: `/{text}`"
+            );
+        }
         let found = self.how.reference(reference.as_ref())?.into_string();
         let found = found.map_err(|path| anyhow!("{} is not UTF-8", path.display()))?;
         let mut guest = GuestConfig::new(found);
@@ -259,6 +265,10 @@ async fn serve(
     let (mut end, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut renew = signal(SignalKind::hangup())?;
+    let names: Vec<&str> = config.guests.iter().map(|guest| guest.name.as_str()).collect();
+    if !names.is_empty() {
+        eprintln!("Opening {}", names.join(", "));
+    }
     let server = tokio::select! {
         server = Server::bind(config) => server?,
         _ = end.recv() => return Ok(ExitCode::SUCCESS),

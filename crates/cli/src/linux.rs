@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use afresh::linux::{ConnectionLog, NetGrant, Program};
 use anyhow::Context;
+use rustix::fs::{Access, access};
 
 use crate::net::NetArguments;
 
@@ -49,6 +50,8 @@ impl Shape {
             );
             let path = host.canonicalize();
             let path = path.with_context(|| format!("--dir {}", host.display()))?;
+            // It would be granted without its content.
+            access(&path, Access::READ_OK).with_context(|| format!("--dir {}", host.display()))?;
             // Relative paths in arguments resolve here if the program has access.
             if here.starts_with(&path) {
                 directory = Some(here.clone());

@@ -52,6 +52,7 @@ mod serve_reference;
 mod snapshot;
 mod stdio;
 mod store;
+mod units;
 mod verify;
 #[cfg(feature = "wasm")]
 mod wasm;
@@ -86,14 +87,17 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Warm a guest, or load a snapshot, and call it.
+    #[command(after_help = help::RUN_EXAMPLE)]
     Run(run::Arguments),
     /// Run a Linux program once, with the streams, terminal and signals of this command.
-    #[command(hide = cfg!(not(linux_guests)))]
+    #[command(hide = cfg!(not(linux_guests)), after_help = help::EXEC_EXAMPLE)]
     Exec(exec::Arguments),
     /// Answer requests over HTTP, or lines of standard input, each from the warm state.
+    #[command(after_help = help::SERVE_EXAMPLE)]
     Serve(Box<serve::Arguments>),
     /// Offer sandboxes to agents with the Model Context Protocol.
     #[cfg(feature = "mcp")]
+    #[command(after_help = help::MCP_EXAMPLE)]
     Mcp(Box<mcp::Arguments>),
     /// List the hosts of a fleet with their load and sandboxes.
     #[cfg(feature = "fleet")]
@@ -109,6 +113,7 @@ enum Command {
     #[cfg(feature = "serve")]
     Repl(repl::Arguments),
     /// Warm a guest and save it as a snapshot.
+    #[command(after_help = help::SNAPSHOT_EXAMPLE)]
     Snapshot(snapshot::SnapshotArguments),
     /// Call a guest and save the state after the call as a snapshot.
     Fork(snapshot::ForkArguments),

@@ -26,13 +26,18 @@ pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{text}")
 }
 
+/// A number of things: `1 layer`, `2 layers`.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Prints the duration of calls in microseconds to standard error. Prints nothing without calls.
 pub(crate) fn times(mut times: Vec<f64>) {
     let Some(first) = times.first().copied() else { return };
     times.sort_by(f64::total_cmp);
     eprintln!(
-        "{} calls, each from the warm state: first {first:.2} us, median {:.2} us, fastest {:.2} us, slowest {:.2} us",
-        times.len(),
+        "{}, each from the warm state: first {first:.2} us, median {:.2} us, fastest {:.2} us, slowest {:.2} us",
+        counted(times.len() as u64, "call"),
         times[times.len() / 2],
         times[0],
         times[times.len() - 1],

@@ -76,6 +76,22 @@ impl Request<'_> {
         command
     }
 
+    /// Notes that standard input has bytes which were not read, as no `--input` is given.
+    #[cfg(linux_guests)]
+    pub(crate) fn note_unread_input(&self) {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileTypeExt;
+        let stdin = std::io::stdin();
+        let is_pipe_or_file = rustix::io::dup(stdin.as_fd())
+            .ok()
+            .and_then(|stdin| std::fs::File::from(stdin).metadata().ok())
+            .is_some_and(|meta| meta.is_file() || meta.file_type().is_fifo());
+        let has_bytes = || rustix::io::ioctl_fionread(stdin.as_fd()).is_ok_and(|bytes| bytes > 0);
+        if self.input.is_none() && is_pipe_or_file && has_bytes() {
+            eprintln!("afresh: standard input is not read; `--input -` sends it");
+        }
+    }
+
     /// The input of a Linux program.
     pub(crate) fn program_input(&self) -> Vec<u8> {
         line(self.input.clone().unwrap_or_default())
@@ -101,6 +117,9 @@ impl Request<'_> {
                 Call::text(call, [] as [&str; 0])
             }
             (_, Some(input)) => Call::bytes(call, input.clone()),
+            (Kind::Module, None) if arguments.is_empty() && guest.function(call).is_ok() => {
+                anyhow::bail!("`{call}` takes bytes: give them with `--input`")
+            }
             (_, None) => {
                 let texts = arguments.iter().map(|argument| text(argument, "the argument"));
                 Call::text(call, texts.collect::<anyhow::Result<Vec<_>>>()?)

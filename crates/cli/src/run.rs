@@ -53,7 +53,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         #[cfg(linux_guests)]
         let asked = match guest.kind() {
             Kind::Program => match ask_program(&guest, &request)? {
-                (output, Ok(())) => Ok(Answer::Bytes(output)),
+                (output, Ok(())) => {
+                    if output.is_empty() {
+                        request.note_unread_input();
+                    }
+                    Ok(Answer::Bytes(output))
+                }
                 (output, Err(error)) => match error.exit() {
                     Some(exit) => return pass_on(exit.code, &output, ""),
                     None => Err(error),
@@ -168,7 +173,8 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
         *unserved.entry(*number).or_default() += count;
     }
     for (number, count) in unserved {
-        eprintln!("system call {number} is not served; the program made it {count} times");
+        let times = output::counted(count, "time");
+        eprintln!("system call {number} is not served; the program made it {times}");
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::Settings;
 use crate::guest::{Command, GuestArguments};
 #[cfg(feature = "seal")]
 use crate::keys::ProtectArguments;
-use crate::output::{Format, say, spinner};
+use crate::output::{Format, counted, say, spinner};
 use crate::request::{self, CallArguments, recorded};
 use crate::store::EncodingArgument;
 
@@ -90,12 +90,12 @@ fn report(
             })
         )?,
         Format::Text => say!(
-            "{verb} {to}: {} of memory and code, {} stored in {} layers, {} pages in the working set, in \
+            "{verb} {to}: {} of memory and code, {} stored in {}, {} in the working set, in \
              {seconds:.2} s\n{id}",
             BinaryBytes(memory),
             BinaryBytes(stored),
-            found.layers.len(),
-            found.working_set_pages,
+            counted(found.layers.len() as u64, "layer"),
+            counted(found.working_set_pages as u64, "page"),
         )?,
     }
     Ok(())

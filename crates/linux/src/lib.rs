@@ -93,7 +93,9 @@ pub use platform::{
 };
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
-pub use sentry::{End, ExchangeResult, InboundConnection, MemoryPeak, Resource, RunControl};
+pub use sentry::{
+    End, ExchangeResult, FailedLookups, InboundConnection, MemoryPeak, Resource, RunControl,
+};
 pub use session::{InstanceTemplate, ProgramState};
 pub use stats::Stats;
 pub use warm::Warm;

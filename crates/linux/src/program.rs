@@ -70,6 +70,8 @@ pub struct Program {
     directory: PathBuf,
     /// User and group, if they are set.
     user: Option<[u32; 2]>,
+    /// Whether a missing directory is made.
+    makes_directory: bool,
     memory: u64,
     storage: u64,
     output: usize,
@@ -129,6 +131,7 @@ impl Program {
             connections: None,
             directory: PathBuf::from("/"),
             user: None,
+            makes_directory: false,
             memory: 1 << 30,
             storage: 256 << 20,
             output: 64 << 20,
@@ -283,6 +286,14 @@ impl Program {
     #[must_use]
     pub fn user_of_state(&self) -> Option<[u32; 2]> {
         self.files_of.as_ref().map(|frozen| frozen.state.user())
+    }
+
+    /// As [`Program::directory`], but a directory that is missing is made, which is empty except for
+    /// the granted files below it.
+    #[must_use]
+    pub fn make_directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.makes_directory = true;
+        self.directory(path)
     }
 
     /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.
@@ -464,7 +475,7 @@ impl Program {
             written.map_err(unfit(path))?;
         }
         let directory = &self.directory;
-        if base.is_some() {
+        if base.is_some() || self.makes_directory {
             let made = tree.make_directories(sentry::bytes(directory), Time::default());
             made.map_err(unfit(directory))?;
         }
@@ -477,9 +488,13 @@ impl Program {
     /// The kernel state of its start, with the files of `other`.
     fn kernel_with_files(&self, other: &Kernel) -> Result<Kernel, WarmError> {
         let unfit = |error| WarmError::File { path: self.directory.clone(), error };
-        let at = other.tree.find(sentry::bytes(&self.directory)).map_err(unfit)?;
+        let directory = sentry::bytes(&self.directory);
         let layout = Layout::new(self.memory.min(MAX_RESERVED));
         let mut state = other.with_files(layout, self.user);
+        if self.makes_directory {
+            state.tree.make_directories(directory, Time::default()).map_err(unfit)?;
+        }
+        let at = state.tree.find(directory).map_err(unfit)?;
         self.write_trust(&mut state.tree)?;
         state.enter(at).map_err(unfit)?;
         Ok(state)

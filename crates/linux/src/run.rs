@@ -16,8 +16,8 @@ use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, StubCommands, Trap};
 use crate::program::{Program, next};
 use crate::sentry::{
-    Console, End, HostInput, InputSource, OutputFailure, OutputSink, OutputSinks, RunControl, Wait,
-    WaitReason,
+    Console, End, FailedLookups, HostInput, InputSource, OutputFailure, OutputSink, OutputSinks,
+    RunControl, Wait, WaitReason,
 };
 use crate::warm::Warm;
 
@@ -45,6 +45,8 @@ pub struct EndedRun {
     pub files: Tree,
     /// System calls that were answered with `ENOSYS`: how often, by number.
     pub unserved: BTreeMap<i64, u64>,
+    /// Files of the directory that it started in and hosts that it looked for and did not find.
+    pub failed_lookups: FailedLookups,
     /// The state that it stopped in, or that of its exit: a call of it exits again. Only with
     /// [`HostStreams::keep_state`], and not after a signal.
     pub state: Option<Warm>,
@@ -114,7 +116,7 @@ impl HostStreams {
         self
     }
 
-    /// Maximum time of the run; no limit if not set.
+    /// Maximum time of the run, after which it ends with [`End::Late`]; no limit if not set.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
@@ -157,8 +159,8 @@ impl Program {
     /// The program's limits of output and time do not apply: they are a call's.
     ///
     /// # Errors
-    /// When the host cannot run guests, the program cannot be loaded, or it takes longer than
-    /// [`HostStreams::time_limit`]. That the program ended is no error, however it did.
+    /// When the host cannot run guests, or the program cannot be loaded. That the program ended is
+    /// no error, however it did.
     pub fn run_to_end(&self, streams: HostStreams) -> Result<EndedRun, WarmError> {
         let HostStreams { input, output, messages, terminal, control, limit, keeps } = streams;
         let attach = |state: &mut crate::sentry::Kernel| match terminal {
@@ -180,7 +182,8 @@ impl Program {
         let failure = OutputFailure::default();
         let hearer = Some(HostStreams::sink(output, messages, control.clone(), failure.clone()));
         guest.sentry.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
-        guest.sentry.console = Some(Console::new(control, typed, failure));
+        let start = guest.sentry.state.current().directory;
+        guest.sentry.console = Some(Console::new(control, typed, failure, start));
         let deadline = after(limit.unwrap_or(Duration::MAX));
         let stop = guest.run(deadline)?;
         // Pending output of a terminal.
@@ -195,14 +198,16 @@ impl Program {
             StopReason::Late | StopReason::CpuTime | StopReason::Unheard if keeps => {
                 (End::Stopped, Some(guest.hold_wait()?))
             }
-            StopReason::Late | StopReason::CpuTime | StopReason::Unheard => {
-                return Err(WarmError::Unfinished { limit: limit.unwrap_or_default() });
-            }
+            StopReason::Late | StopReason::CpuTime => (End::Late, None),
+            StopReason::Unheard => (End::Unheard, None),
         };
         let unserved = std::mem::take(&mut guest.sentry.unserved);
+        let console = guest.sentry.console.as_ref();
+        let failed_lookups = console.map(Console::take_failed_lookups).unwrap_or_default();
         let kept = wait.map(|wait| guest.freeze(wait, false)).transpose()?;
         let state = kept.map(|kept| Warm::new(kept, self.limits(), unserved.clone()));
-        Ok(EndedRun { end, files_before, files: guest.sentry.state.tree.clone(), unserved, state })
+        let files = guest.sentry.state.tree.clone();
+        Ok(EndedRun { end, files_before, files, unserved, failed_lookups, state })
     }
 
     /// Runs the program once, from its start to its end, with `input`.

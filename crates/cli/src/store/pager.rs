@@ -176,7 +176,12 @@ impl Sockets {
 
 /// Ends the command for wrong usage.
 fn refuse(kind: ErrorKind, text: &str) -> ! {
-    crate::Cli::command().error(kind, text).exit()
+    let mut command = crate::Cli::command();
+    command.build();
+    match command.find_subcommand_mut("pager") {
+        Some(pager) => pager.error(kind, text).exit(),
+        None => command.error(kind, text).exit(),
+    }
 }
 
 impl Arguments {

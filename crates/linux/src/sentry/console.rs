@@ -5,6 +5,7 @@
 //! terminal is a guest terminal: the host writes into its master, and shows its output.
 
 mod attend;
+mod failed_lookups;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,8 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use afresh_files::Node;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
+
+pub use failed_lookups::FailedLookups;
+use failed_lookups::LookupWatch;
 
 use crate::sentry::host_input::is_readable;
 use crate::sentry::tty::terminals::Terminal;
@@ -109,6 +114,7 @@ pub(crate) struct Console {
     control: Option<RunControl>,
     terminal: Option<HostTerminal>,
     pub(in crate::sentry) failure: OutputFailure,
+    pub(in crate::sentry) lookups: LookupWatch,
 }
 
 /// The error of the last write to the host's output that failed, for the program's own write.
@@ -142,15 +148,18 @@ struct HostTerminal {
 }
 
 impl Console {
-    /// A console with typed bytes from `input`, where the run has a terminal.
+    /// A console with typed bytes from `input`, where the run has a terminal. The program starts in
+    /// the directory `start`.
     pub(crate) fn new(
         control: Option<RunControl>,
         input: Option<OwnedFd>,
         failure: OutputFailure,
+        start: Node,
     ) -> Self {
         let host =
             |input| HostTerminal { input, typed: Vec::new(), looked: Instant::now(), ended: false };
-        Self { control, terminal: input.map(host), failure }
+        let lookups = LookupWatch::new(start);
+        Self { control, terminal: input.map(host), failure, lookups }
     }
 }
 

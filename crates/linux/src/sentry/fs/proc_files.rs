@@ -48,7 +48,11 @@ impl Sentry {
             None => {}
         }
         let how = how(self.state.searching(Walk::new(self.base(at, path)?)));
-        match self.state.tree.walk(path, how) {
+        let walked = self.state.tree.walk(path, how);
+        if let Some(console) = &self.console {
+            console.lookups.walked(how.from, path, &walked);
+        }
+        match walked {
             Err(afresh_files::Refused::Missing) => {
                 let follow = how.follow && !how.name;
                 match self.state.meant_behind(how.from, path, follow) {

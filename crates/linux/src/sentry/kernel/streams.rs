@@ -194,6 +194,8 @@ pub enum End {
     Unheard,
     /// It stopped, and can continue.
     Stopped,
+    /// It did not end within its time limit, and was ended.
+    Late,
 }
 
 impl std::fmt::Display for End {
@@ -207,6 +209,7 @@ impl std::fmt::Display for End {
                 f.write_str("was ended by its host, which receives its output or stopped the call")
             }
             End::Stopped => f.write_str("stopped"),
+            End::Late => f.write_str("did not end within its time limit"),
         }
     }
 }

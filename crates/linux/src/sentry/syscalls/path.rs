@@ -104,8 +104,12 @@ impl Sentry {
         // A length that is negative has room for nothing.
         let len = u64::try_from(len as i32).map_err(|_| Errno::INVAL)?;
         let listed = DirectoryEntries::new(len, older);
-        match self.state.table.get(descriptor)?.open {
-            FileObject::File(_) => {}
+        match &self.state.table.get(descriptor)?.open {
+            FileObject::File(open) => {
+                if let Some(console) = &self.console {
+                    console.lookups.listed(open.node);
+                }
+            }
             FileObject::Folder(..) => return self.list_folder(process, descriptor, to, listed),
             _ => return Err(Errno::NOTDIR.into()),
         }

@@ -52,6 +52,9 @@ impl Sentry {
         let name = asked.name.as_str();
         let local = name == "localhost" || name.ends_with(".localhost");
         if !local && !self.lines.knows(name) {
+            if let Some(console) = &self.console {
+                console.lookups.refused_host(name);
+            }
             return Some(answer(message, Some(&asked), NO_SUCH_NAME, None));
         }
         if ![ADDRESS, ANY].contains(&asked.kind) {
