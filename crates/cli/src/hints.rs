@@ -52,7 +52,10 @@ fn opening(error: &OpenError) -> Option<String> {
             Some("`afresh exec -- PROGRAM ARGUMENTS` runs a program that ends by itself".to_owned())
         }
         #[cfg(linux_guests)]
-        OpenError::Guest { reference, .. } if names_host_program(reference.as_ref()) => {
+        OpenError::Guest { reference, source }
+            if !source.is::<afresh::linux::WarmError>()
+                && names_host_program(reference.as_ref()) =>
+        {
             let path = with_slash(Path::new(reference));
             Some(format!("`afresh exec -- {path}` runs it as a Linux program, and so does --linux"))
         }

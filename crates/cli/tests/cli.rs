@@ -102,6 +102,48 @@ fn each_failure_is_named_and_has_an_exit_code() {
     );
 }
 
+/// Exports a handler of bytes.
+const ECHO: &str = r#"(module
+    (memory (export "memory") 1)
+    (func (export "afresh_buffer") (param i32) (result i32) (i32.const 1000))
+    (func (export "handle") (param i32) (result i64)
+        (i64.or (i64.shl (i64.const 1000) (i64.const 32)) (i64.extend_i32_u (local.get 0)))))"#;
+
+#[test]
+fn an_error_names_the_command_or_the_option_that_helps() {
+    let guest = module("echo", ECHO);
+    let script = scratch("hello.py").display().to_string();
+    std::fs::write(&script, "print(1)\n").unwrap();
+    let dir = env!("CARGO_TARGET_TMPDIR");
+    let elf = scratch("elf").display().to_string();
+    std::fs::write(&elf, [&b"\x7fELF\x02\x01\x01"[..], &[0; 57]].concat()).unwrap();
+    let spin = module("spin", COUNTER);
+    let mut cases = vec![
+        (vec!["run", &guest, "--call", "handle"], "`handle` takes bytes: give them with `--input`"),
+        (vec!["run", &guest, "--memory", "64MB"], "as `64MiB` or `2GiB`"),
+        (vec!["run", &guest, "--timeout", "1.5s"], "as `10s`, `500ms` or `2m`"),
+        (
+            vec!["run", &spin, "--call", "spin", "--timeout", "50ms", "--memory", "64MiB"],
+            "help: `--timeout MS` sets another limit",
+        ),
+        (vec!["serve", "js=js.wasm"], "a route begins with `/`: `/js=js.wasm`"),
+        (vec!["pager", "store"], "Usage: afresh pager "),
+    ];
+    let as_program = format!("`afresh exec -- {elf}` runs it as a Linux program");
+    let command = format!("`afresh exec --dir {dir} -- python3 {script}` runs a script");
+    if cfg!(linux_guests) {
+        cases.push((vec!["run", &script], &command));
+        cases.push((vec!["run", "sh"], "help: --linux runs a program of PATH"));
+        cases.push((vec!["run", &elf], &as_program));
+        cases.push((vec!["mcp", "sh"], "--linux runs the host's sh"));
+    }
+    for (arguments, message) in cases {
+        let output = afresh(&arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(err(&output).contains(message), "{arguments:?}: {}", err(&output));
+    }
+}
+
 /// A WASI command: prints its second argument and then its standard input, eight bytes of each.
 const COMMAND: &str = r#"(module
     (import "wasi_snapshot_preview1" "args_get" (func $args_get (param i32 i32) (result i32)))

@@ -200,6 +200,10 @@ fn programs_are_found_and_named_as_by_a_shell() {
     assert_eq!(ended(&top, &["exec", "--", "./binary"], "").2, Some(126));
     std::fs::write(top.join("data"), "data\n").unwrap();
     let (_, err, code) = ended(&top, &["exec", "--", "cat", "data"], "");
+    assert!(code == Some(1) && err.contains("--dir . grants it"), "{err}");
+    let inner = top.join("env");
+    std::fs::create_dir(&inner).unwrap();
+    let (_, err, code) = ended(&inner, &["exec", "--", "cat", "../data"], "");
     let path = top.join("data").display().to_string();
     assert!(code == Some(1) && err.contains(&format!("--dir {path} grants it")), "{err}");
     assert_eq!(ended(&top, &["exec", "--dir", ".", "--", "cat", "data"], "").0, "data\n");

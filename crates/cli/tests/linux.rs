@@ -194,6 +194,20 @@ fn a_program_that_cannot_run_is_refused_with_the_reason() {
 }
 
 #[test]
+fn input_that_run_does_not_read_is_named() {
+    if !can_run() {
+        return;
+    }
+    let note = "standard input is not read; `--input -` sends it";
+    let unread = afresh(&["run", "--linux", "cat"], "hi\n");
+    assert!(text(&unread.stderr).contains(note), "{}", text(&unread.stderr));
+    let read = afresh(&["run", "--linux", "--input", "-", "cat"], "hi\n");
+    assert_eq!((text(&read.stdout), text(&read.stderr)), ("hi\n".into(), String::new()));
+    let none = afresh(&["run", "--linux", "cat"], "");
+    assert_eq!(text(&none.stderr), "");
+}
+
+#[test]
 fn verify_warns_of_numbers_that_clones_both_draw() {
     if !can_run() || !std::path::Path::new("/bin/bash").is_file() {
         println!("SKIPPED: no bash, or no guests");

@@ -41,7 +41,7 @@ impl AccessHints {
                 && !SYSTEM.iter().any(|top| path.starts_with(top))
         };
         let here = Path::new(".").canonicalize().ok();
-        let here = here.filter(|here| hidden(here) && start == Some(here));
+        let here = here.filter(|here| hidden(here) && start == Some(here.as_path()));
         let mut hints = Self { here, ..Self::default() };
         for word in arguments.iter().filter(|word| !word.is_empty() && !is_option(word)) {
             let word = Path::new(word);

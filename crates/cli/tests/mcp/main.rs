@@ -99,6 +99,20 @@ fn a_setup_that_fails_shows_its_exception() {
     assert!(errors.contains("the setup fails") && errors.contains("not today"), "{errors}");
 }
 
+#[cfg(linux_guests)]
+#[test]
+fn a_program_that_is_no_interpreter_is_named() {
+    let ended = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["mcp", "/bin/bash", "--linux"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success());
+    let wanted = "`--language python` needs an interpreter of it, and /bin/bash is none";
+    assert!(errors.contains(wanted) && errors.lines().count() == 1, "{errors}");
+}
+
 #[test]
 fn an_agent_reads_why_a_call_failed() {
     let Some(guest) = quickjs() else { return };
