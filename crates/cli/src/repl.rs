@@ -27,8 +27,6 @@ use crate::{Settings, reason};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    guest: GuestArguments,
     /// Exported function that handles bytes.
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
@@ -41,6 +39,8 @@ pub(crate) struct Arguments {
     /// File that keeps the history of lines between sessions.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
+    #[command(flatten)]
+    guest: GuestArguments,
 }
 
 /// The first line of the histories that rustyline writes.

@@ -29,7 +29,7 @@ pub(crate) struct CallArguments {
     /// Arguments of the function, command or program, or the path of an HTTP request.
     ///
     /// Arguments that begin with a dash follow `--`.
-    #[arg(allow_negative_numbers = true)]
+    #[arg(index = 2, allow_negative_numbers = true)]
     arguments: Vec<OsString>,
 }
 

@@ -19,8 +19,6 @@ use crate::request::{self, CallArguments};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    guest: GuestArguments,
     /// Number of calls.
     #[arg(short = 'n', long, default_value_t = 1)]
     repeat: u64,
@@ -29,6 +27,8 @@ pub(crate) struct Arguments {
     report: bool,
     #[command(flatten)]
     call: CallArguments,
+    #[command(flatten)]
+    guest: GuestArguments,
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {

@@ -19,8 +19,6 @@ pub(crate) struct Arguments {
     #[cfg_attr(not(feature = "serve"), arg(required = true))]
     #[arg(value_name = "[/ROUTE=]GUEST")]
     pub(crate) guests: Vec<String>,
-    #[command(flatten)]
-    pub(crate) how: OpenArguments,
     /// Exported function that handles bytes, for guests other than HTTP components.
     #[arg(long, value_name = "F", default_value = "handle")]
     pub(crate) call: String,
@@ -37,6 +35,8 @@ pub(crate) struct Arguments {
     /// Arguments of a Linux program.
     #[arg(last = true)]
     pub(crate) arguments: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) how: OpenArguments,
 }
 
 impl Arguments {

@@ -21,8 +21,6 @@ use crate::store::EncodingArgument;
 
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotArguments {
-    #[command(flatten)]
-    guest: GuestArguments,
     /// Destination: PLACE[@NAME].
     ///
     /// A missing directory is created.
@@ -42,14 +40,14 @@ pub(crate) struct SnapshotArguments {
     /// Arguments of a Linux program.
     ///
     /// Arguments that begin with a dash follow `--`.
-    #[arg(allow_negative_numbers = true)]
+    #[arg(index = 2, allow_negative_numbers = true)]
     arguments: Vec<OsString>,
+    #[command(flatten)]
+    guest: GuestArguments,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ForkArguments {
-    #[command(flatten)]
-    guest: GuestArguments,
     /// Destination of the state after the call: PLACE[@NAME].
     ///
     /// If the guest is a snapshot of the same directory, only the changed pages are stored.
@@ -60,6 +58,8 @@ pub(crate) struct ForkArguments {
     protect: ProtectArguments,
     #[command(flatten)]
     call: CallArguments,
+    #[command(flatten)]
+    guest: GuestArguments,
 }
 
 /// Reports a saved snapshot.

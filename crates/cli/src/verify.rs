@@ -18,13 +18,13 @@ pub(crate) const DIFFERS: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    guest: GuestArguments,
     /// Number of calls.
     #[arg(short = 'n', long, default_value_t = 100)]
     calls: u64,
     #[command(flatten)]
     call: CallArguments,
+    #[command(flatten)]
+    guest: GuestArguments,
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {

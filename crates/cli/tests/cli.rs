@@ -199,7 +199,7 @@ fn options_are_taken_before_and_after_the_arguments_of_a_call() {
     ] {
         let output = afresh(arguments);
         assert_eq!(out(&output), "2\n", "{arguments:?}: {}", err(&output));
-        assert!(err(&output).contains("1 calls, each from the warm state"), "{arguments:?}");
+        assert!(err(&output).contains("1 call, each from the warm state"), "{arguments:?}");
     }
     let output = afresh(&["run", &guest, "--call", "next", "--repotr", "2"]);
     assert_eq!(output.status.code(), Some(2), "{}", err(&output));
