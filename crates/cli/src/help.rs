@@ -123,7 +123,7 @@ mod tests {
             let found = command.find_subcommand_mut(name).unwrap();
             found.render_long_help().to_string()
         };
-        for (name, option) in [("fork", "--to"), ("run", "--input")] {
+        for (name, option) in [("fork", "\n      --to "), ("run", "\n      --input ")] {
             let help = long_help(name);
             let place = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
             let (own, guests) = (place("\nOptions:\n"), place("\nOptions of guests:\n"));
