@@ -29,7 +29,7 @@ use crate::guest::variable;
 use crate::keys::ProtectArguments;
 use crate::linux::Shape;
 use crate::net::NetArguments;
-use crate::output::counted;
+use crate::output::{counted, message};
 use crate::{Settings, snapshot, units, write_back};
 
 /// The search path of the program, unless `--env` sets it.
@@ -251,10 +251,12 @@ impl Arguments {
             None => AccessHints::default(),
         };
         let program = limited(shape.apply(program));
-        Ok(match start {
-            Some(start) => (program.make_directory(start), hints),
-            None => (program, hints),
-        })
+        let program = match start {
+            Some(start) if self.cwd.is_some() => program.make_directory(start),
+            Some(start) => program.prefer_directory(start),
+            None => program,
+        };
+        Ok((program, hints))
     }
 }
 
@@ -321,7 +323,7 @@ fn report(unserved: &BTreeMap<i64, u64>) {
     for (number, count) in unserved {
         let name = call_name(*number).unwrap_or("unknown");
         let times = counted(*count, "time");
-        eprintln!("afresh: not served: {name} (system call {number}), made {times}");
+        message!("afresh: not served: {name} (system call {number}), made {times}");
     }
 }
 
@@ -332,7 +334,7 @@ fn report_cost(cost: &CallCost) {
         || "unknown".to_owned(),
         |bytes| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
     );
-    eprintln!("afresh: cost: {wall:.3} s wall-clock, {cpu:.3} s CPU, {peak} peak of mapped memory");
+    message!("afresh: cost: {wall:.3} s wall-clock, {cpu:.3} s CPU, {peak} peak of mapped memory");
 }
 
 /// The host's terminal in raw mode, until this is dropped.
@@ -385,7 +387,7 @@ fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     if let Some(option) = arguments.command.first().filter(|word| is_option(word)) {
         let option = option.display();
-        eprintln!(
+        message!(
             "error: unexpected argument `{option}` in place of a program\n\n\
              `afresh exec --help` lists the options. A program of this name needs its path, as in \
              `./{option}`"
@@ -474,7 +476,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         (Some(to), None) => arguments.save_state(to, state, &end, settings),
     };
     if arguments.diff {
-        write_back::list(&changes, &mut stderr().lock())?;
+        // The changes are written also where the list has no reader.
+        let _ = write_back::list(&changes, &mut stderr().lock());
     }
     let mut written = Ok(());
     match end {
@@ -487,13 +490,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             lost => {
                 let verb = if lost == 1 { "is" } else { "are" };
                 let lost = counted(lost as u64, "change");
-                eprintln!("afresh: --write-back: {lost} {verb} not written: the program {end}");
+                message!("afresh: --write-back: {lost} {verb} not written: the program {end}");
             }
         },
     }
     // Each is done also where the other has failed.
     if let (Err(_), Err(error)) = (&written, &saved) {
-        eprintln!("error: {error:#}");
+        message!("error: {error:#}");
     }
     written?;
     saved?;
@@ -507,7 +510,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         End::Stopped => Ok(ExitCode::SUCCESS),
         End::Late => {
             let limit = Duration::from_millis(arguments.timeout.unwrap_or_default());
-            eprintln!(
+            message!(
                 "afresh: the program took longer than its limit of {limit:?}; `--timeout MS` sets \
                  another one"
             );
@@ -519,7 +522,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 
 /// Prints the error of a program that did not start.
 fn refuse(error: &anyhow::Error, status: u8) -> ExitCode {
-    eprintln!("afresh: {}", crate::describe(error));
+    message!("afresh: {}", crate::describe(error));
     ExitCode::from(status)
 }
 
@@ -528,6 +531,6 @@ fn suggest_image(word: &OsStr) {
     let is_name =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-:".contains(&byte);
     if let Some(name) = word.to_str().filter(|name| name.bytes().all(is_name)) {
-        eprintln!("help: an image is written as `oci://docker.io/library/{name}`");
+        message!("help: an image is written as `oci://docker.io/library/{name}`");
     }
 }

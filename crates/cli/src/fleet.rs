@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::Settings;
-use crate::output::{Format, say};
+use crate::output::{Format, message, say};
 
 /// Identity and trust of a client of NATS.
 #[derive(Debug, Args)]
@@ -201,10 +201,10 @@ fn seal(arguments: &SealArguments, settings: &Settings) -> anyhow::Result<ExitCo
         )?,
     }
     for key in &report.plain {
-        eprintln!("not sealed: {key}");
+        message!("not sealed: {key}");
     }
     for key in &report.unreadable {
-        eprintln!("not readable: {key}");
+        message!("not readable: {key}");
     }
     let is_whole = report.plain.is_empty() && report.unreadable.is_empty();
     Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -279,7 +279,7 @@ pub(crate) fn fleet(command: &FleetCommand, settings: &Settings) -> anyhow::Resu
         )?,
     }
     for missing in &report.missing {
-        eprintln!("left out: {missing}");
+        message!("left out: {missing}");
     }
     Ok(if report.missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -291,7 +291,7 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 pub(crate) fn nodes(arguments: &NodesArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let all = runtime()?.block_on(fleet::nodes(&arguments.fleet.config()))?;
     if all.is_empty() {
-        eprintln!("no host of the fleet `{}` responds", arguments.fleet.fleet);
+        message!("no host of the fleet `{}` responds", arguments.fleet.fleet);
     }
     for host in all {
         match settings.output {

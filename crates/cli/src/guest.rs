@@ -8,7 +8,7 @@ use afresh::{Call, Guest, Options};
 use anyhow::Context;
 use clap::Args;
 
-use crate::output::spinner;
+use crate::output::{message, spinner};
 use crate::{Settings, require_programs, units};
 
 /// A guest and how to run it. It is the last field of a command, because the heading of its options
@@ -239,7 +239,7 @@ impl OpenArguments {
         let _ = guest;
         #[cfg(vm_guests)]
         let options =
-            options.vm(|builder| builder.log(|level, text| eprintln!("guest[{level}]: {text}")));
+            options.vm(|builder| builder.log(|level, text| message!("guest[{level}]: {text}")));
         Ok(options)
     }
 

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 
 use crate::Settings;
 use crate::guest::{Command, GuestArguments};
-use crate::output::{self, Format, say};
+use crate::output::{self, Format, message, say};
 use crate::request::{self, Request};
 
 /// Default maximum duration of a request.
@@ -75,7 +75,7 @@ impl HandlerRequest {
                 }
                 Format::Text => {
                     if reply.status >= 400 {
-                        eprintln!("afresh: the guest answers with status {}", reply.status);
+                        message!("afresh: the guest answers with status {}", reply.status);
                     }
                     request::print(&Answer::Bytes(reply.body.to_vec()), &mut std::io::stdout())?;
                 }

@@ -9,6 +9,9 @@ use afresh::{CallError, OpenError, Place, SaveError, VerifyError};
 
 #[cfg(linux_guests)]
 use crate::guest::names_host_program;
+use crate::output::message;
+#[cfg(linux_guests)]
+use crate::output::quoted;
 
 /// Prints the guest's backtrace below an error, and the option or command that helps.
 pub(crate) fn print(error: &anyhow::Error) {
@@ -19,17 +22,17 @@ pub(crate) fn print(error: &anyhow::Error) {
             _ => cause.downcast_ref::<CallError>(),
         };
         if let Some(trace) = call.and_then(CallError::backtrace) {
-            eprintln!("{}", trace.trim_end());
+            message!("{}", trace.trim_end());
         }
         if let Some(CallError::Timeout { .. }) = call {
-            eprintln!("help: `--timeout MS` sets another limit");
+            message!("help: `--timeout MS` sets another limit");
         }
         let open = match cause.downcast_ref::<SaveError>() {
             Some(SaveError::Open(error)) => Some(error),
             _ => cause.downcast_ref::<OpenError>(),
         };
         if let Some(hint) = open.and_then(opening) {
-            eprintln!("help: {hint}");
+            message!("help: {hint}");
         }
     }
 }
@@ -82,8 +85,8 @@ fn opening(error: &OpenError) -> Option<String> {
 #[cfg(linux_guests)]
 fn with_slash(path: &Path) -> String {
     match path.components().count() {
-        1 => format!("./{}", path.display()),
-        _ => path.display().to_string(),
+        1 => quoted(&Path::new(".").join(path)),
+        _ => quoted(path),
     }
 }
 
@@ -101,11 +104,11 @@ fn script_command(path: &Path) -> Option<String> {
         _ => None,
     };
     if let Some(interpreter) = interpreter {
-        return Some(format!("{} -- {interpreter} {}", dir.display(), path.display()));
+        return Some(format!("{} -- {interpreter} {}", quoted(dir), quoted(path)));
     }
     let mut start = [0; 2];
     std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut start)).ok()?;
-    (&start == b"#!").then(|| format!("{} -- {}", dir.display(), with_slash(path)))
+    (&start == b"#!").then(|| format!("{} -- {}", quoted(dir), with_slash(path)))
 }
 
 /// Whether a snapshot on S3 was opened without credentials in the environment.

@@ -23,7 +23,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Settings;
-use crate::output::{Format, say};
+use crate::output::{Format, message, say};
 use crate::serve::Arguments;
 
 /// How long an ended server waits for its threads.
@@ -267,7 +267,7 @@ async fn serve(
     let mut renew = signal(SignalKind::hangup())?;
     let names: Vec<&str> = config.guests.iter().map(|guest| guest.name.as_str()).collect();
     if !names.is_empty() {
-        eprintln!("Opening {}", names.join(", "));
+        message!("Opening {}", names.join(", "));
     }
     let server = tokio::select! {
         server = Server::bind(config) => server?,
@@ -276,7 +276,7 @@ async fn serve(
     };
     let addr = server.addr();
     let scheme = if server.is_https() { "https" } else { "http" };
-    eprintln!("Serving HTTP on {scheme}://{addr}/");
+    message!("Serving HTTP on {scheme}://{addr}/");
     if settings.output == Format::Json {
         let line = json!({"addr": addr.to_string(), "admin": server.admin().to_string()});
         say!("{line}")?;
@@ -291,10 +291,10 @@ async fn serve(
                     Err(error) => Err(error),
                 };
                 match renewed {
-                    Ok(()) => eprintln!("Reloaded the guests, keys, budgets and certificate"),
+                    Ok(()) => message!("Reloaded the guests, keys, budgets and certificate"),
                     Err(error) => {
                         let why = crate::describe(&error);
-                        eprintln!("afresh: cannot reload, the previous configuration stays in effect: {why}");
+                        message!("afresh: cannot reload, the previous configuration stays in effect: {why}");
                     }
                 }
             }
@@ -310,7 +310,7 @@ async fn serve(
     tokio::select! {
         done = serving => ended(done?),
         _ = interrupt.recv() => {
-            eprintln!("afresh: pending requests were aborted");
+            message!("afresh: pending requests were aborted");
             Ok(ExitCode::SUCCESS)
         }
     }

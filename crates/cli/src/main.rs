@@ -63,7 +63,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use output::Format;
+use output::{Format, message};
 
 /// Start every run from the same memory, and pay only for the pages that the last run changed.
 #[derive(Debug, Parser)]
@@ -195,7 +195,7 @@ fn main() -> ExitCode {
         // The reader closed the output, as `head` does.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("afresh: {}", describe(&error));
+            message!("afresh: {}", describe(&error));
             hints::print(&error);
             ExitCode::FAILURE
         }

@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Settings;
 use crate::guest::GuestArguments;
-use crate::output::{Format, say};
+use crate::output::{Format, message, say};
 
 /// Maximum time limit of a call without `--timeout`.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
@@ -87,9 +87,8 @@ impl Arguments {
         }
         let reason = crate::describe(&error);
         anyhow!(
-            "`--language {}` needs an interpreter of it, and {guest} is none: {}",
-            self.language,
-            reason.lines().next().unwrap_or_default()
+            "`--language {}` needs an interpreter of it, and {guest} may be none: {reason}",
+            self.language
         )
     }
 
@@ -181,7 +180,7 @@ async fn serve(
     let listener = TcpListener::bind(addr).await;
     let listener = listener.with_context(|| format!("cannot listen on {addr}"))?;
     let addr = listener.local_addr()?;
-    eprintln!("Serving MCP on http://{addr}/mcp");
+    message!("Serving MCP on http://{addr}/mcp");
     if settings.output == Format::Json {
         say!("{}", json!({"addr": addr.to_string()}))?;
     }

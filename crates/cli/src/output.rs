@@ -21,9 +21,33 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+/// Prints a line to standard error, as `eprintln!` does, but ignores errors: of a pipe that its
+/// reader has closed, for example.
+macro_rules! message {
+    ($($text:tt)*) => { crate::output::message_line(format_args!($($text)*)) };
+}
+pub(crate) use message;
+
+/// Prints a line to standard error.
+pub(crate) fn message_line(text: std::fmt::Arguments<'_>) {
+    // There is no other place to report the error.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Prints a line to standard output.
 pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{text}")
+}
+
+/// A path as a word of a shell.
+#[cfg(linux_guests)]
+pub(crate) fn quoted(path: &std::path::Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    match path.chars().all(is_plain) && !path.is_empty() {
+        true => path,
+        false => format!("'{}'", path.replace('\'', r"'\''")),
+    }
 }
 
 /// A number of things: `1 layer`, `2 layers`.
@@ -35,7 +59,7 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
 pub(crate) fn times(mut times: Vec<f64>) {
     let Some(first) = times.first().copied() else { return };
     times.sort_by(f64::total_cmp);
-    eprintln!(
+    message!(
         "{}, each from the warm state: first {first:.2} us, median {:.2} us, fastest {:.2} us, slowest {:.2} us",
         counted(times.len() as u64, "call"),
         times[times.len() / 2],
@@ -69,4 +93,24 @@ pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(all(test, linux_guests))]
+mod tests {
+    use std::path::Path;
+
+    use super::quoted;
+
+    #[test]
+    fn a_path_is_one_word_of_a_shell() {
+        for (path, word) in [
+            ("a/b-1.py", "a/b-1.py"),
+            ("My Files/x", "'My Files/x'"),
+            ("it's", r"'it'\''s'"),
+            ("$(x)", "'$(x)'"),
+            ("", "''"),
+        ] {
+            assert_eq!(quoted(Path::new(path)), word);
+        }
+    }
 }

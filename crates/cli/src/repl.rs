@@ -22,7 +22,7 @@ use rustyline::{Config, Editor, Helper, Highlighter, Hinter, Validator};
 
 use crate::guest::{Command, GuestArguments};
 use crate::interrupts::Interrupts;
-use crate::output::say;
+use crate::output::{message, say};
 use crate::{Settings, reason};
 
 #[derive(Debug, Args)]
@@ -167,7 +167,7 @@ impl Sessions<'_> {
         match Answer::read(&answer)? {
             Answer::Done => {}
             Answer::Value(value) => say!("{}", value.text)?,
-            Answer::Threw(thrown) => eprintln!("{}", thrown.traceback().trim_end()),
+            Answer::Threw(thrown) => message!("{}", thrown.traceback().trim_end()),
         }
         Ok(())
     }
@@ -308,7 +308,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             Err(ReadlineError::Eof) => break,
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
                 all_good = false;
-                eprintln!("error: the line is not UTF-8");
+                message!("error: the line is not UTF-8");
                 continue;
             }
             Err(error) => return Err(error.into()),
@@ -324,7 +324,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             Ok(false) => break,
             Err(error) => {
                 all_good = false;
-                eprintln!("error: {}", reason(error));
+                message!("error: {}", reason(error));
             }
         }
     }

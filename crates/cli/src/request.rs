@@ -10,6 +10,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::guest::{Command, text, text_call};
+use crate::output::message;
 
 /// The export that starts a WASI command.
 const START: &str = "_start";
@@ -88,7 +89,7 @@ impl Request<'_> {
             .is_some_and(|meta| meta.is_file() || meta.file_type().is_fifo());
         let has_bytes = || rustix::io::ioctl_fionread(stdin.as_fd()).is_ok_and(|bytes| bytes > 0);
         if self.input.is_none() && is_pipe_or_file && has_bytes() {
-            eprintln!("afresh: standard input is not read; `--input -` sends it");
+            message!("afresh: standard input is not read; `--input -` sends it");
         }
     }
 
@@ -105,7 +106,7 @@ impl Request<'_> {
     pub(crate) fn call(&self, guest: &Guest) -> anyhow::Result<Call> {
         let CallArguments { call, arguments, .. } = self.arguments;
         if guest.listens() && self.input.as_ref().is_none_or(Vec::is_empty) {
-            eprintln!(
+            message!(
                 "The program listens on a port, and the request is empty; give one with --input, as in \
                  --input $'GET / HTTP/1.0\\r\\n\\r\\n'"
             );

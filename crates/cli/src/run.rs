@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::Settings;
 use crate::guest::GuestArguments;
-use crate::output::{self, Format};
+use crate::output::{self, Format, message};
 use crate::request::{self, CallArguments};
 
 #[derive(Debug, Args)]
@@ -141,7 +141,7 @@ fn pass_on(code: i32, output: &[u8], messages: &str) -> anyhow::Result<ExitCode>
 /// Reports the cost of opening the snapshot.
 fn report_origin(origin: &Origin) {
     let pages = origin.snapshot.pages();
-    eprintln!(
+    message!(
         "snapshot  {} opened in {:.1?}; {} faults fetched pages, {} of {pages} pages are present",
         origin.reference,
         origin.took,
@@ -162,7 +162,7 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
         return Ok(());
     };
     let stats = instance.stats();
-    eprintln!(
+    message!(
         "image     {:.1} MiB, {:.1} MiB of it resident; the last reset copied {} KiB",
         stats.image as f64 / f64::from(1 << 20),
         stats.resident as f64 / f64::from(1 << 20),
@@ -174,7 +174,7 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
     }
     for (number, count) in unserved {
         let times = output::counted(count, "time");
-        eprintln!("system call {number} is not served; the program made it {times}");
+        message!("system call {number} is not served; the program made it {times}");
     }
     Ok(())
 }
@@ -183,18 +183,18 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
 #[cfg(feature = "wasm")]
 fn report_warming(guest: &Guest) {
     let Some(report) = guest.as_module().map(afresh::wasm::Warm::report) else { return };
-    eprintln!("mode      {}", report.mode.name());
+    message!("mode      {}", report.mode.name());
     if let Some(why) = &report.why_fresh {
-        eprintln!("          not reset: {why}");
+        message!("          not reset: {why}");
     }
-    eprintln!("strategy  {}", report.strategy);
-    eprintln!(
+    message!("strategy  {}", report.strategy);
+    message!(
         "memory    {:.1} MiB, {:.1} MiB of it stored in the image",
         report.memory_bytes as f64 / f64::from(1 << 20),
         report.image_bytes as f64 / f64::from(1 << 20)
     );
-    eprintln!("restores  {} globals, tables and segments", report.restored_items);
-    eprintln!(
+    message!("restores  {} globals, tables and segments", report.restored_items);
+    message!(
         "entropy   {}",
         if report.reseeds {
             "fresh for every clone (afresh_reseed)"
@@ -202,7 +202,7 @@ fn report_warming(guest: &Guest) {
             "shared by all clones (no afresh_reseed export)"
         }
     );
-    eprintln!("compiled  in {:.0?}, warmed in {:.0?}", report.compile, report.warm_up);
+    message!("compiled  in {:.0?}, warmed in {:.0?}", report.compile, report.warm_up);
 }
 
 #[cfg(not(feature = "wasm"))]

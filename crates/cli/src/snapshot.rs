@@ -15,7 +15,7 @@ use crate::Settings;
 use crate::guest::{Command, GuestArguments};
 #[cfg(feature = "seal")]
 use crate::keys::ProtectArguments;
-use crate::output::{Format, counted, say, spinner};
+use crate::output::{Format, counted, message, say, spinner};
 use crate::request::{self, CallArguments, recorded};
 use crate::store::EncodingArgument;
 
@@ -76,9 +76,7 @@ fn report(
     let stored: u64 = found.layers.iter().map(|layer| layer.bytes).sum();
     let id = &saved.id;
     if let Some(lacking) = saved.unrecorded {
-        eprintln!(
-            "afresh: no working set was recorded: that needs {lacking} (see `afresh doctor`)"
-        );
+        message!("afresh: no working set was recorded: that needs {lacking} (see `afresh doctor`)");
     }
     match format {
         Format::Json => say!(
@@ -106,7 +104,7 @@ fn report(
 pub(crate) fn note(to: &Reference, saved: &SavedSnapshot, started: Instant) {
     let stored: u64 = saved.snapshot.inspect().layers.iter().map(|layer| layer.bytes).sum();
     let seconds = started.elapsed().as_secs_f64();
-    eprintln!("afresh: saved {to}: {} in {seconds:.2} s", BinaryBytes(stored));
+    message!("afresh: saved {to}: {} in {seconds:.2} s", BinaryBytes(stored));
 }
 
 pub(crate) fn snapshot(

@@ -80,11 +80,10 @@ fn a_failed_program_has_hints_for_files_that_it_does_not_see() {
     let top = folder.path().canonicalize().unwrap();
     let hint = "--dir . grants it";
     for (arguments, line) in [
-        // An argument, a lookup and a list.
+        // An argument and lookups.
         (&["cat", "one"][..], "the program does not see this directory"),
         (&["sh", "-c", "cat o?e one"], "the program looked for one,"),
         (&["sh", "-c", "cat sub/../one"], "the program looked for sub,"),
-        (&["sh", "-c", "ls; exit 3"], "the program does not see this directory"),
     ] {
         let (_, err, _) = ended(&top, &[&["--"], arguments].concat());
         let found = err.lines().any(|text| text.contains(line) && text.contains(hint));
@@ -94,6 +93,8 @@ fn a_failed_program_has_hints_for_files_that_it_does_not_see() {
         // It looks for nothing, for files that the host lacks, and in paths that it has.
         &["--", "sh", "-c", "exit 3"][..],
         &["--", "sh", "-c", "cat none"],
+        &["--", "sh", "-c", "cat ../none/x"],
+        &["--", "sh", "-c", "ls; exit 3"],
         &["--", "ls", "/tmp", "/none"],
         &["--dir", ".", "--", "cat", "two"],
         &["--", "sh", "-c", "cat one || true"],
@@ -120,13 +121,43 @@ fn a_failed_program_has_hints_for_servers_that_are_not_granted() {
 fn a_program_that_takes_too_long_ends_with_the_status_of_timeout() {
     let Some(folder) = folder() else { return };
     let top = folder.path().canonicalize().unwrap();
-    let script = "echo x > sub/a; echo x > sub/b; while :; do :; done";
-    let limited = ["--timeout", "1500ms", "--write-back", "sub", "--", "sh", "-c", script];
+    let limited = ["--timeout", "1500ms", "--", "sh", "-c", "while :; do :; done"];
     let (_, err, code) = ended(&top, &limited);
     assert_eq!(code, Some(124), "{err}");
     assert!(err.contains("longer than its limit of 1.5s; `--timeout MS` sets another"), "{err}");
+}
+
+#[test]
+fn changes_of_a_program_that_a_signal_ends_are_counted_and_not_written() {
+    let Some(folder) = folder() else { return };
+    let top = folder.path().canonicalize().unwrap();
+    let script = "echo x > sub/a; echo x > sub/b; kill -9 $$";
+    let (_, err, code) = ended(&top, &["--write-back", "sub", "--", "sh", "-c", script]);
+    assert_eq!(code, Some(128 + 9), "{err}");
     assert!(err.contains("2 changes are not written"), "{err}");
     assert_eq!(top.join("sub").read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn messages_without_a_reader_do_not_change_the_status() {
+    let Some(folder) = folder() else { return };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut failing = command(folder.path(), &["--cost", "--", "sh", "-c", "exit 3"]);
+    let status = failing.stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+}
+
+#[test]
+fn a_program_of_another_user_may_write_in_its_directory() {
+    let Some(folder) = folder() else { return };
+    let top = folder.path().canonicalize().unwrap();
+    let script = "echo x > new && stat -c %u:%g . new && echo $HOME";
+    for (user, owners, home) in [("0", "0:0", "/root"), ("1000:100", "1000:100", "/home/user")] {
+        let (out, err, code) = ended(&top, &["--user", user, "--", "sh", "-c", script]);
+        assert_eq!(out, format!("{owners}\n{owners}\n{home}\n"), "{user}: {err}");
+        assert_eq!(code, Some(0), "{user}: {err}");
+    }
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn a_saved_state_replaces_no_other_file() {
     std::fs::write(top.join("script"), "text").unwrap();
     let (out, err, code) = ended(top, &["exec", "--save", "script", "--", "echo", "run"], "");
     assert_eq!((&*out, code), ("", Some(1)), "{err}");
-    assert!(err.contains("script exists and is no snapshot"), "{err}");
+    assert!(err.contains("script exists and cannot be read as a snapshot: "), "{err}");
     assert_eq!(std::fs::read(top.join("script")).unwrap(), b"text");
 }
 

@@ -299,8 +299,7 @@ fn files_that_are_no_snapshots_are_not_replaced() {
             vec!["push", &file, to],
         ] {
             let error = refused(&arguments);
-            let wanted =
-                format!("{to} exists and is no snapshot: choose another name, or remove it");
+            let wanted = format!("{to} exists and cannot be read as a snapshot: ");
             assert!(error.contains(&wanted), "{arguments:?}: {error}");
         }
         let error = refused(&["export", &file, to]);

@@ -1,5 +1,7 @@
 //! A program to be warmed, with its arguments, grants and limits.
 
+mod start_directory;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -72,6 +74,8 @@ pub struct Program {
     user: Option<[u32; 2]>,
     /// Whether a missing directory is made.
     makes_directory: bool,
+    /// Whether it starts in `/` where that fails.
+    prefers_directory: bool,
     memory: u64,
     storage: u64,
     output: usize,
@@ -132,6 +136,7 @@ impl Program {
             directory: PathBuf::from("/"),
             user: None,
             makes_directory: false,
+            prefers_directory: false,
             memory: 1 << 30,
             storage: 256 << 20,
             output: 64 << 20,
@@ -286,14 +291,6 @@ impl Program {
     #[must_use]
     pub fn user_of_state(&self) -> Option<[u32; 2]> {
         self.files_of.as_ref().map(|frozen| frozen.state.user())
-    }
-
-    /// As [`Program::directory`], but a directory that is missing is made, which is empty except for
-    /// the granted files below it.
-    #[must_use]
-    pub fn make_directory(mut self, path: impl Into<PathBuf>) -> Self {
-        self.makes_directory = true;
-        self.directory(path)
     }
 
     /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.
@@ -474,27 +471,18 @@ impl Program {
             let written = tree.write_path(sentry::bytes(path), bytes, Time::default());
             written.map_err(unfit(path))?;
         }
-        let directory = &self.directory;
-        if base.is_some() || self.makes_directory {
-            let made = tree.make_directories(sentry::bytes(directory), Time::default());
-            made.map_err(unfit(directory))?;
-        }
-        let at = tree.find(sentry::bytes(directory)).map_err(unfit(directory))?;
+        let at = self.start_directory(&mut tree, base.is_some())?;
         let mut state = Kernel::new(Layout::new(memory), tree, base, layers).owned_by(user);
-        state.enter(at).map_err(unfit(directory))?;
+        state.enter(at).map_err(unfit(&self.directory))?;
         Ok(state)
     }
 
     /// The kernel state of its start, with the files of `other`.
     fn kernel_with_files(&self, other: &Kernel) -> Result<Kernel, WarmError> {
         let unfit = |error| WarmError::File { path: self.directory.clone(), error };
-        let directory = sentry::bytes(&self.directory);
         let layout = Layout::new(self.memory.min(MAX_RESERVED));
         let mut state = other.with_files(layout, self.user);
-        if self.makes_directory {
-            state.tree.make_directories(directory, Time::default()).map_err(unfit)?;
-        }
-        let at = state.tree.find(directory).map_err(unfit)?;
+        let at = self.start_directory(&mut state.tree, false)?;
         self.write_trust(&mut state.tree)?;
         state.enter(at).map_err(unfit)?;
         Ok(state)

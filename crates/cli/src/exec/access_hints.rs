@@ -13,6 +13,7 @@ use afresh::linux::FailedLookups;
 
 use super::is_option;
 use crate::linux::Shape;
+use crate::output::{message, quoted};
 
 /// Directories that are those of the system, or that every program has.
 const SYSTEM: [&str; 9] =
@@ -63,23 +64,20 @@ impl AccessHints {
     pub(super) fn print(&self, files: &Tree, failed: &FailedLookups) {
         let is_there = |path: &Path| files.stat_path(path.as_os_str().as_bytes()).is_ok();
         for path in self.paths.iter().filter(|path| !is_there(path)) {
-            eprintln!(
-                "afresh: the program has no access to {0}; --dir {0} grants it",
-                path.display()
-            );
+            message!("afresh: the program has no access to {0}; --dir {0} grants it", quoted(path));
         }
         if let Some(here) = &self.here {
             let missed = failed.files.iter().find(|name| here.join(name).exists());
             let plain = missed.and_then(|name| name.to_str());
             let plain = plain.filter(|name| !name.contains(char::is_control));
-            let is_filled = || here.read_dir().is_ok_and(|mut entries| entries.next().is_some());
             match plain {
-                Some(name) if !self.names_here => eprintln!(
+                Some(name) if !self.names_here => message!(
                     "afresh: the program looked for {name}, and does not see this directory; \
                      --dir . grants it"
                 ),
-                _ if self.names_here || missed.is_some() || failed.listed && is_filled() => {
-                    eprintln!("afresh: the program does not see this directory; --dir . grants it");
+                // A list alone is no sign: Python lists its directory for each import.
+                _ if self.names_here || missed.is_some() => {
+                    message!("afresh: the program does not see this directory; --dir . grants it");
                 }
                 _ => {}
             }
@@ -90,7 +88,7 @@ impl AccessHints {
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
         };
         for host in failed.hosts.iter().filter(is_plain).take(MAX_HOSTS) {
-            eprintln!(
+            message!(
                 "afresh: the program asked for {host}, which no --net grants; --net {host}:443 does"
             );
         }

@@ -9,7 +9,7 @@ use indicatif::BinaryBytes;
 use serde_json::json;
 
 use crate::Settings;
-use crate::output::{Format, say};
+use crate::output::{Format, message, say};
 use afresh::Place;
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 /// Prints every entry; returns whether all could be read.
 fn print<E: Display>(place: &Place, list: &[ListEntry<E>], format: Format) -> anyhow::Result<bool> {
     if list.is_empty() {
-        eprintln!("afresh: no snapshots in {place}");
+        message!("afresh: no snapshots in {place}");
     }
     let width = list.iter().map(|entry| entry.tag.name.len()).max().unwrap_or(0);
     for ListEntry { tag, extent } in list {
@@ -49,7 +49,7 @@ fn print<E: Display>(place: &Place, list: &[ListEntry<E>], format: Format) -> an
             (Err(error), Format::Json) => {
                 say!("{}", json!({"name": name, "id": id, "error": error.to_string()}))?;
             }
-            (Err(error), Format::Text) => eprintln!("afresh: {name}: {error}"),
+            (Err(error), Format::Text) => message!("afresh: {name}: {error}"),
         }
     }
     Ok(list.iter().all(|entry| entry.extent.is_ok()))

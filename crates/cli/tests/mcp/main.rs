@@ -382,7 +382,6 @@ fn calls_of_linux_programs_have_the_limits_of_the_server() {
     let sleep = "import time; time.sleep(10.5)";
     // Longer than other calls of Linux programs may last.
     let mut client = Client::start(&[python, "--linux"]);
-    client.call_ok("run_code", json!({"code": sleep}));
     client.call_ok("run_code", json!({"code": sleep, "timeout": 3600}));
     let crashed = client.call("run_code", json!({"code": "import ctypes; ctypes.string_at(0)"}));
     let result = &crashed["structuredContent"];

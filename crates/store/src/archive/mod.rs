@@ -9,7 +9,9 @@
 //!   are checked as in a store.
 //! * [`save`] and [`export`] are atomic and durable: after a kill, the path means the old archive
 //!   or the new one. The next writer of the same path removes the files of a killed one.
-//! * They replace no file but an archive with a snapshot.
+//! * They replace no file but an archive with a snapshot, and a file that appears while they write
+//!   stays. Between the last check of an archive and the rename that replaces it, another process
+//!   can put another file there, which the rename replaces.
 //! * Reading is bounded: links, names outside the archive, two members of one name, and lengths
 //!   that the file does not have are refused by name, and nothing is allocated for them.
 
@@ -41,7 +43,8 @@ use write::ArchiveWriter;
 /// a snapshot, which they replace.
 ///
 /// # Errors
-/// [`SaveError::ForeignFile`], and [`SaveError::Io`] for a path that cannot be read.
+/// [`SaveError::Link`], [`SaveError::UnreadableTarget`] and [`SaveError::ForeignFile`] for what is
+/// there, and [`SaveError::Io`] for a path that cannot be read.
 pub fn check_target(path: &Path) -> Result<(), SaveError> {
     write::is_replaceable(path).map(drop)
 }

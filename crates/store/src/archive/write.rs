@@ -88,11 +88,13 @@ fn create(dir: &Path, prefix: &OsString) -> io::Result<(TempPath, File)> {
 /// Whether the archive at `path` may be replaced; `false` if nothing is there.
 ///
 /// # Errors
+/// [`SaveError::Link`], [`SaveError::UnreadableTarget`] for other files, and
 /// [`SaveError::ForeignFile`] for everything else.
 pub(super) fn is_replaceable(path: &Path) -> Result<bool, SaveError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(SaveError::io(path, error)),
+        Ok(meta) if meta.is_symlink() => return Err(SaveError::Link(path.to_owned())),
         // A pipe would wait for its writer.
         Ok(meta) if !meta.is_file() => return Err(SaveError::ForeignFile(path.to_owned())),
         Ok(_) => {}
@@ -106,7 +108,10 @@ pub(super) fn is_replaceable(path: &Path) -> Result<bool, SaveError> {
         Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
             Err(SaveError::io(path, source))
         }
-        Err(_) => Err(SaveError::ForeignFile(path.to_owned())),
+        Err(error) => {
+            let source = Box::new(error);
+            Err(SaveError::UnreadableTarget { path: path.to_owned(), source })
+        }
     }
 }
 

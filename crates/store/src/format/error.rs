@@ -338,9 +338,24 @@ pub enum SaveError {
         /// What it said.
         source: io::Error,
     },
-    /// The file to write exists, and an archive may not replace it.
+    /// The path is that of no regular file, which an archive does not replace.
     #[error("{} exists and is no snapshot: choose another name, or remove it", .0.display())]
     ForeignFile(PathBuf),
+    /// The path is a link, which an archive does not replace.
+    #[error("{} is a link: choose another name, or give the path that it names", .0.display())]
+    Link(PathBuf),
+    /// The file to write exists, and cannot be read as an archive of one snapshot.
+    #[error(
+        "{} exists and cannot be read as a snapshot: {source}; choose another name, or remove it",
+        .path.display()
+    )]
+    UnreadableTarget {
+        /// The file.
+        path: PathBuf,
+        /// Why it cannot be read.
+        #[source]
+        source: Box<OpenError>,
+    },
     /// The memory to save could not be read.
     #[error("reading the memory to save: {0}")]
     Source(io::Error),

@@ -54,7 +54,11 @@ impl LookupWatch {
             // A directory on the way is missing.
             Err(Refused::Missing) if from == self.start && !path.starts_with(b"/") => {
                 let mut names = path.split(|byte| *byte == b'/');
-                names.find(|name| !name.is_empty() && *name != b".").unwrap_or_default()
+                match names.find(|name| !name.is_empty() && *name != b".") {
+                    // The missing directory is elsewhere.
+                    None | Some(b"..") => return,
+                    Some(name) => name,
+                }
             }
             _ => return,
         };
