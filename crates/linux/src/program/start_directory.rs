@@ -42,11 +42,13 @@ impl Program {
 
 #[cfg(test)]
 mod tests {
+    use afresh_files::Budget;
+
     use super::*;
 
     #[test]
     fn a_program_starts_in_the_root_where_its_directory_cannot_be_made() {
-        let mut tree = Tree::new(1 << 20);
+        let mut tree = Tree::new(Budget::default());
         tree.write_path("/file", b"", Time::default()).unwrap();
         let root = tree.find("/").unwrap();
         let program = Program::new("/bin/true");
