@@ -73,8 +73,8 @@ impl Arguments {
         Server::new(config).map_err(anyhow::Error::from_boxed)
     }
 
-    /// The error of a guest that did not start. A program without the name of the language is hardly
-    /// its interpreter, and prints its own usage.
+    /// The error of a guest that did not start. A program without the name of the language is
+    /// hardly its interpreter, and prints its own usage.
     #[cfg(linux_guests)]
     fn start_error(&self, error: anyhow::Error) -> anyhow::Error {
         use afresh::linux::WarmError;

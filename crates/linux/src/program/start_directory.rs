@@ -9,8 +9,8 @@ use crate::error::WarmError;
 use crate::sentry;
 
 impl Program {
-    /// As [`Program::directory`], but a directory that is missing is made, which is empty except for
-    /// the granted files below it.
+    /// As [`Program::directory`], but a directory that is missing is made, which is empty except
+    /// for the granted files below it.
     #[must_use]
     pub fn make_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.makes_directory = true;

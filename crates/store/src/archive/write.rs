@@ -103,7 +103,7 @@ pub(super) fn is_replaceable(path: &Path) -> Result<bool, SaveError> {
         .and_then(|members| read_manifest(&members, only_snapshot(&members)?).map(drop));
     match found {
         Ok(()) => Ok(true),
-        // Another writer has moved it meanwhile.
+        // Another writer has moved it by now.
         Err(error) if error.is_missing_file() => Ok(false),
         Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
             Err(SaveError::io(path, source))
@@ -115,7 +115,7 @@ pub(super) fn is_replaceable(path: &Path) -> Result<bool, SaveError> {
     }
 }
 
-/// Gives a file its name, in place of an archive only. A file that appears meanwhile stays.
+/// Gives a file its name, in place of an archive only. A file that appears in that time stays.
 fn persist(mut file: TempPath, path: &Path) -> Result<(), SaveError> {
     let io = |error| SaveError::io(path, error);
     loop {
