@@ -8,7 +8,7 @@ use afresh::{Call, Guest, Options};
 use anyhow::Context;
 use clap::Args;
 
-use crate::output::{message, spinner};
+use crate::output::spinner;
 use crate::{Settings, require_programs, units};
 
 /// A guest and how to run it. It is the last field of a command, because the heading of its options
@@ -238,8 +238,9 @@ impl OpenArguments {
         #[cfg(not(feature = "wasm"))]
         let _ = guest;
         #[cfg(vm_guests)]
-        let options =
-            options.vm(|builder| builder.log(|level, text| message!("guest[{level}]: {text}")));
+        let options = options.vm(|builder| {
+            builder.log(|level, text| crate::output::message!("guest[{level}]: {text}"))
+        });
         Ok(options)
     }
 

@@ -139,20 +139,21 @@ impl WorkingSet {
 mod tests {
     use super::*;
 
-    fn run(written: &[Range<u64>], read: &[Range<u64>]) -> WorkingSet {
+    /// The set with these pages, each part as its first page and the page behind it.
+    fn run(written: &[(u64, u64)], read: &[(u64, u64)]) -> WorkingSet {
         let mut set = WorkingSet::default();
-        written.iter().for_each(|range| set.written.insert(range.start * PAGE..range.end * PAGE));
-        read.iter().for_each(|range| set.read.insert(range.start * PAGE..range.end * PAGE));
+        written.iter().for_each(|(first, end)| set.written.insert(first * PAGE..end * PAGE));
+        read.iter().for_each(|(first, end)| set.read.insert(first * PAGE..end * PAGE));
         set
     }
 
     #[test]
     fn a_working_set_has_the_pages_that_two_runs_touched() {
         let mut record = WorkingSetRecord::default();
-        record.add(run(&[10..20, 30..31], &[40..50]));
+        record.add(run(&[(10, 20), (30, 31)], &[(40, 50)]));
         assert!(record.is_open() && record.finished().is_none());
-        record.add(run(&[15..16, 18..31], &[35..41, 49..60]));
-        let common = run(&[15..16, 18..20, 30..31], &[40..41, 49..50]);
+        record.add(run(&[(15, 16), (18, 31)], &[(35, 41), (49, 60)]));
+        let common = run(&[(15, 16), (18, 20), (30, 31)], &[(40, 41), (49, 50)]);
         assert_eq!(record.finished(), Some(&common));
         record.add(run(&[], &[]));
         assert_eq!(record.finished(), Some(&common));
@@ -162,10 +163,11 @@ mod tests {
 
     #[test]
     fn pages_of_a_large_working_set_are_not_copied() {
-        let at = |pages: u64| run(&[10..10 + pages], &[]).copied();
-        assert_eq!(at(MAX_WRITTEN), [10 * PAGE..(10 + MAX_WRITTEN) * PAGE]);
+        let at = |pages: u64| run(&[(10, 10 + pages)], &[]).copied();
+        let whole = 10 * PAGE..(10 + MAX_WRITTEN) * PAGE;
+        assert_eq!(at(MAX_WRITTEN), Vec::from_iter([whole]));
         assert_eq!(at(MAX_WRITTEN + 1), []);
-        let scattered: Vec<_> = (10..1000).step_by(2).map(|page| page..page + 1).collect();
+        let scattered: Vec<_> = (10..1000).step_by(2).map(|page| (page, page + 1)).collect();
         assert_eq!(run(&scattered, &[]).copied().len(), MAX_RANGES);
     }
 
@@ -176,7 +178,7 @@ mod tests {
         let read_only = segment(100, libc::PROT_READ | libc::PROT_EXEC);
         let writable = segment(200, libc::PROT_READ | libc::PROT_WRITE);
         let segments = Segments::default().place([read_only, writable, segment(300, 0)]);
-        let set = run(&[205..206], &[95..104, 201..204, 207..208, 301..302, 400..401]);
+        let set = run(&[(205, 206)], &[(95, 104), (201, 204), (207, 208), (301, 302), (400, 401)]);
         let calls = set.mapping_calls(&segments, 100);
         if is_memory_accounted() {
             return println!("SKIPPED: this host accounts memory strictly");
