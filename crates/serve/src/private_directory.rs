@@ -2,7 +2,7 @@
 //!
 //! Promises: a directory that is made here has no access for other users from its first moment, and
 //! one of this user that exists loses such access, if it has nothing but files of a server. One of
-//! all users, such as `/tmp`, is refused. May break it: a directory of another user, with other
+//! all users, such as `/tmp`, is refused if it has other files. May break it: a directory of another user, with other
 //! files, or on a file system without modes, whose mode stays. The log names it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -62,12 +62,15 @@ fn open_without(dir: &Path, removed: u32) -> io::Result<()> {
         return Ok(());
     }
     let path = dir.display();
-    if mode & STICKY != 0 || fs::canonicalize(dir)?.parent().is_none() {
+    let has_other_files = has_other_files(dir)?;
+    // An empty file system that is mounted in memory is such a directory by default.
+    let is_of_all = mode & STICKY != 0 && has_other_files;
+    if is_of_all || fs::canonicalize(dir)?.parent().is_none() {
         return Err(io::Error::other(format!(
             "{path} is a directory of all users, which may not have secrets: name one below it"
         )));
     }
-    if has_other_files(dir)? {
+    if has_other_files {
         tracing::warn!(dir = %path, "other users can open this directory, which has other files");
         return Ok(());
     }
@@ -150,12 +153,18 @@ mod tests {
         let all_users = dir.path().join("tmp");
         fs::create_dir(&all_users).unwrap();
         fs::set_permissions(&all_users, Permissions::from_mode(0o1777)).unwrap();
+        fs::write(all_users.join("letter"), "").unwrap();
         for refused in [&*all_users, Path::new("/")] {
             let why = open_private(refused).unwrap_err().to_string();
             assert!(why.contains("name one below it"), "{why}");
         }
         assert_eq!(mode(&all_users), 0o777);
         open_private(&all_users.join("below")).unwrap();
+        // An empty one is a mounted file system for the server.
+        fs::remove_dir(all_users.join("below")).unwrap();
+        fs::remove_file(all_users.join("letter")).unwrap();
+        open_private(&all_users).unwrap();
+        assert_eq!(mode(&all_users), 0o700);
     }
 
     #[test]
