@@ -2,8 +2,9 @@
 //!
 //! Promises: a directory that is made here has no access for other users from its first moment, and
 //! one of this user that exists loses such access, if it has nothing but files of a server. One of
-//! all users, such as `/tmp`, is refused if it has other files. May break it: a directory of another user, with other
-//! files, or on a file system without modes, whose mode stays. The log names it.
+//! all users, such as `/tmp`, is refused if it has other files. May break it: a directory of
+//! another user, with other files, or on a file system without modes, whose mode stays. The log
+//! names it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
