@@ -1,5 +1,6 @@
 //! A client of `afresh mcp` on its standard input and output.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -11,6 +12,8 @@ pub(crate) struct Client {
     pub(crate) input: Option<ChildStdin>,
     pub(crate) output: BufReader<ChildStdout>,
     count: u64,
+    /// Answers that came before they were asked for: calls run side by side.
+    early: BTreeMap<u64, Value>,
 }
 
 impl Drop for Client {
@@ -32,7 +35,8 @@ impl Client {
             .spawn()
             .unwrap();
         let (input, output) = (child.stdin.take(), child.stdout.take().unwrap());
-        let mut this = Self { child, input, output: BufReader::new(output), count: 0 };
+        let mut this =
+            Self { child, input, output: BufReader::new(output), count: 0, early: BTreeMap::new() };
         let hello = this.ask(
             "initialize",
             json!({"protocolVersion": "2025-06-18", "capabilities": {},
@@ -66,11 +70,15 @@ impl Client {
         serde_json::from_str(&line).unwrap()
     }
 
+    /// The answer to a request, whatever the order of answers. Notifications are left out.
     pub(crate) fn answer(&mut self, id: u64) -> Value {
         loop {
+            if let Some(answer) = self.early.remove(&id) {
+                return answer;
+            }
             let message = self.next();
-            if message["id"] == id {
-                return message;
+            if let Some(id) = message["id"].as_u64() {
+                self.early.insert(id, message);
             }
         }
     }
