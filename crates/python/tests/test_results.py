@@ -152,7 +152,9 @@ def test_the_class_of_fonts_is_that_of_the_library(box: afresh.Sandbox) -> None:
     box.files.write("/home/user/fake/matplotlib/font_manager.py", _FAKE_FONTS)
     box.files.write("/home/user/fake/matplotlib/ft2font.py", _FAKE_LIBRARY)
     box.files.write("/home/user/fake/a.ttf", b"font")
-    box.run_code("import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager as manager").unwrap()
+    box.run_code(
+        "import sys; sys.path.insert(0, '/home/user/fake'); import matplotlib.font_manager as manager"
+    ).unwrap()
     box.run_code("from matplotlib.ft2font import FT2Font; seen = manager.ft2font.FT2Font").unwrap()
     box.run_code("font = manager.get_font('/home/user/fake/a.ttf')").unwrap()
     assert box.eval("[isinstance(font, seen), isinstance(1, seen), type(font) is FT2Font]") == [True, False, True]
