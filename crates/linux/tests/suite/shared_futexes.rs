@@ -2,12 +2,7 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-use std::time::Duration;
-
-use crate::common;
-use crate::common::states::ask;
-
-const LIMIT: Duration = Duration::from_secs(100);
+use crate::common::states::assert_answers;
 
 const SCRIPT: &str = r#"
 import ctypes, errno, mmap, multiprocessing, os, sys, threading, time
@@ -62,34 +57,21 @@ for line in sys.stdin:
     print(globals()[line.strip()](), flush=True)
 "#;
 
-fn answers(cases: &[(&str, &str)]) {
-    let Some(program) = common::python() else { return };
-    let program = program.arg("/app.py").file("/app.py", SCRIPT);
-    let Some(warm) = common::here(program.time_limit(LIMIT).start_limit(LIMIT).warm()) else {
-        return;
-    };
-    let mut instance = warm.instance();
-    for _ in 0..2 {
-        for (request, answer) in cases {
-            assert_eq!(&ask(&mut instance, request), answer, "{request}");
-        }
-        instance.reset();
-        instance.verify().unwrap();
-    }
-}
-
 #[test]
 fn waiters_in_shared_memory_are_woken_by_any_mapping_and_process() {
-    answers(&[
-        ("alias", "[1, [0]]"),
-        ("fork", "[1, [0]]"),
-        ("requeue", "[1, 1, [0]]"),
-        ("semaphore", "[True]"),
-    ]);
+    assert_answers(
+        SCRIPT,
+        &[
+            ("alias", "[1, [0]]"),
+            ("fork", "[1, [0]]"),
+            ("requeue", "[1, 1, [0]]"),
+            ("semaphore", "[True]"),
+        ],
+    );
 }
 
 /// Earlier versions noted no place of a wait in the only process of a guest, as of a private one.
 #[test]
 fn waiters_without_a_place_in_shared_memory_are_woken_by_their_address() {
-    answers(&[("unplaced", "[1, [0]]")]);
+    assert_answers(SCRIPT, &[("unplaced", "[1, [0]]")]);
 }

@@ -19,8 +19,6 @@ const MAX_NAMES: usize = 256;
 pub struct FailedLookups {
     /// Names that the directory in which the program started does not have.
     pub files: BTreeSet<OsString>,
-    /// Whether the program listed that directory.
-    pub listed: bool,
     /// Hosts that the program may not connect to.
     pub hosts: BTreeSet<String>,
 }
@@ -67,13 +65,6 @@ impl LookupWatch {
                 failed.files.insert(OsStr::from_bytes(name).to_owned());
             }
         });
-    }
-
-    /// Notes that a directory was listed.
-    pub(in crate::sentry) fn listed(&self, directory: Node) {
-        if directory == self.start {
-            self.change(|failed| failed.listed = true);
-        }
     }
 
     /// Notes a host that the guest resolved, and may not connect to.

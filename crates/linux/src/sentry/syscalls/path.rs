@@ -105,11 +105,7 @@ impl Sentry {
         let len = u64::try_from(len as i32).map_err(|_| Errno::INVAL)?;
         let listed = DirectoryEntries::new(len, older);
         match &self.state.table.get(descriptor)?.open {
-            FileObject::File(open) => {
-                if let Some(console) = &self.console {
-                    console.lookups.listed(open.node);
-                }
-            }
+            FileObject::File(_) => {}
             FileObject::Folder(..) => return self.list_folder(process, descriptor, to, listed),
             _ => return Err(Errno::NOTDIR.into()),
         }

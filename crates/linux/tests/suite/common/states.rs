@@ -1,6 +1,8 @@
 //! Changes of a call are in every state taken since, and in no state that a reset, a rollback or a
 //! fork goes back to.
 
+use std::time::Duration;
+
 use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
@@ -11,6 +13,25 @@ pub(crate) fn ask(instance: &mut Instance, request: &str) -> String {
     let answer = instance.call(format!("{request}\n").as_bytes());
     let answer = answer.unwrap_or_else(|error| panic!("{request:?}: {error}"));
     String::from_utf8_lossy(&answer).trim_end().to_owned()
+}
+
+/// Sends each request to a Python script that reads lines, compares its answers, and does so again
+/// after a reset, which is verified.
+pub(crate) fn assert_answers(script: &str, cases: &[(&str, &str)]) {
+    const LIMIT: Duration = Duration::from_secs(100);
+    let Some(program) = super::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", script);
+    let Some(warm) = super::here(program.time_limit(LIMIT).start_limit(LIMIT).warm()) else {
+        return;
+    };
+    let mut instance = warm.instance();
+    for _ in 0..2 {
+        for (request, answer) in cases {
+            assert_eq!(&ask(&mut instance, request), answer, "{request}");
+        }
+        instance.reset();
+        instance.verify().unwrap();
+    }
 }
 
 /// Does `work` twice from the warm state, with the same answer, and compares the remaining state
