@@ -7,6 +7,12 @@ use std::path::PathBuf;
 /// Program headers one file may have.
 const HEADERS: usize = 256;
 const PAGE: u64 = 4096;
+/// The machine of programs, and its name. Another processor than arm64 is x86-64.
+const MACHINE: (u16, &str) = if cfg!(target_arch = "aarch64") {
+    (183, "it is not an ELF program for arm64")
+} else {
+    (62, "it is not an ELF program for x86-64")
+};
 
 /// A `PT_LOAD` header.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +62,8 @@ impl Elf {
     /// Parses `head`, the beginning of a file of `size` bytes.
     pub(crate) fn parse(head: &[u8], size: u64) -> Result<Self, &'static str> {
         let file = Fields(head);
-        if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
-            return Err("it is not an ELF program for x86-64");
+        if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != MACHINE.0 {
+            return Err(MACHINE.1);
         }
         let anywhere = match file.half(16)? {
             2 => false,

@@ -26,7 +26,7 @@
 //! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; they
 //! are frozen with it.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 mod base;
 mod call_names;

@@ -14,7 +14,8 @@ use crate::error::WarmError;
 use crate::exec_command::ExecCommand;
 use crate::file_cache::FileCache;
 use crate::guest::{Guest, StopReason, after};
-use crate::platform::Continuation;
+use crate::platform::{Continuation, features};
+use crate::sentry::PLATFORM;
 use crate::sentry::{
     ArgumentStrings, Change, Content, Executable, FileBacking, FilePart, Kernel, MAX_WHOLE, PAGE,
     path_of_name,
@@ -320,7 +321,8 @@ pub(crate) fn place(
     let random_at = strings.len() as u64;
     strings.extend(random);
     let platform_at = strings.len() as u64;
-    strings.extend(b"x86_64\0");
+    strings.extend(PLATFORM.as_bytes());
+    strings.push(0);
     if strings.len() > STRINGS {
         return Err(WarmError::TooLarge);
     }
@@ -336,6 +338,9 @@ pub(crate) fn place(
     let before = words.len();
     if let Some(clock) = guest.body.process.clock() {
         words.extend([libc::AT_SYSINFO_EHDR, clock]);
+    }
+    if let Some(features) = features() {
+        words.extend([libc::AT_HWCAP, features]);
     }
     for (kind, value) in [
         (libc::AT_PHDR, elf.headers_at.wrapping_add(slide)),

@@ -4,6 +4,7 @@
 //! changes its maps on orders, reads and writes its memory, and notices the pages it writes. In the
 //! process of a guest, only the system calls in [`Process::execute`] take effect.
 
+mod arch;
 mod attach;
 mod billed_time;
 mod boot;
@@ -40,13 +41,13 @@ mod zygote;
 pub use billed_time::{guest_cpu_time, take_guest_cpu_time};
 pub(crate) use commands::{Continuation, INPUT_LEN, StubCommands};
 pub(crate) use cpu_pinning::CpuPinning;
-pub(crate) use frame::{
-    CLEAR_FLAGS, Context, FRAME_LEN, INFO, INFO_LEN, MASK, Register, Registers, STACK,
-    USER_SELECTORS,
-};
+pub(crate) use arch::inside::is_answered_inside;
+pub(crate) use arch::frame as layout;
+pub(crate) use arch::{ANSWERS_INSIDE, calls, features};
+pub(crate) use frame::{Context, INFO, INFO_LEN, Register, Registers};
 pub(crate) use host_traits::HostTraits;
 pub(crate) use inside::{
-    ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, STAT_LEN, is_answered_inside,
+    ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, STAT_LEN,
 };
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;

@@ -17,7 +17,7 @@ use crate::error::{Incompatible, WarmError};
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
 use crate::limits::{Limits, POLL_INTERVAL, StopHandle};
-use crate::platform::{PlatformError, Process, StubCommands};
+use crate::platform::{ANSWERS_INSIDE, PlatformError, Process, StubCommands};
 use crate::sentry::{
     self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Resource, Sentry,
 };
@@ -112,12 +112,12 @@ pub fn find_in_path(word: impl AsRef<OsStr>) -> Option<PathBuf> {
 
 /// Whether all programs answer calls inside. Only tests of this workspace can demand it.
 fn tests_answer_inside() -> bool {
-    planted::ENABLED && std::env::var_os("AFRESH_ANSWER_INSIDE").is_some()
+    ANSWERS_INSIDE && planted::ENABLED && std::env::var_os("AFRESH_ANSWER_INSIDE").is_some()
 }
 
 impl Program {
     /// The program at `path`: an absolute host path, or that of a file given by [`Program::file`].
-    /// The file is an ELF file for x86-64, static or dynamic, or an executable script whose
+    /// The file is an ELF file for the processor of the host, static or dynamic, or an executable script whose
     /// interpreter it may read.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -306,7 +306,7 @@ impl Program {
     /// libraries has other bytes in memory then, where it calls.
     #[must_use]
     pub fn answer_inside(mut self, answers: bool) -> Self {
-        self.answers_inside = answers;
+        self.answers_inside = answers && ANSWERS_INSIDE;
         self
     }
 

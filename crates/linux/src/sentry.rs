@@ -33,6 +33,7 @@ use crate::file_cache::FileCache;
 use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
+pub(crate) use abi::PLATFORM;
 pub(crate) use console::{Console, OutputFailure};
 pub use console::{FailedLookups, RunControl};
 pub(crate) use fs::root_files::{bytes, prepare, settle, thawed_budget, write_system_files};

@@ -13,7 +13,7 @@ use super::forker::SpawnedProcess;
 use super::listener::Listener;
 use super::stub::STUB_TIMEOUT;
 use super::write_tracker::WriteTracker;
-use super::{PlatformError, stub};
+use super::{PlatformError, arch, stub};
 
 /// How often the process is looked for without a pause.
 const MAX_SPINS: u32 = 100;
@@ -99,16 +99,9 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
     name.is_ok_and(|name| name.as_os_str() == "anon_inode:seccomp notify")
 }
 
-/// The stub loads the bases by instruction.
-pub(super) fn require_bases() -> Result<(), PlatformError> {
-    let (_, capabilities) = rustix::param::linux_hwcap();
-    if capabilities & 2 == 0 {
-        return Err(PlatformError::missing(
-            "FSGSBASE",
-            io::Error::from_raw_os_error(libc::ENOTSUP),
-            "a processor of 2012 or later and Linux 5.9 or newer are needed",
-        ));
-    }
+/// Requires a processor that guests can run on.
+pub(super) fn require_processor() -> Result<(), PlatformError> {
+    arch::require()?;
     let frame = rustix::param::linux_minsigstksz();
     if frame + 1024 > stub::SIGNAL_STACK_LEN {
         return Err(PlatformError::missing(

@@ -13,9 +13,9 @@ use afresh_sys::merges_memory;
 
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
-use super::frame::SegmentBases;
+use super::frame::ThreadBases;
 use super::mapped_image::FileMapping;
-use super::{filter, stub, vdso};
+use super::{arch, filter, stub, vdso};
 use crate::resource_numbers;
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
@@ -76,7 +76,7 @@ impl Calls {
 
     fn write(self, control: &mut Control, then: Continuation, receipt: u64) {
         let list = StubCommands { calls: self.0, ..StubCommands::default() };
-        control.write(0, &list.encode(then, SegmentBases::default(), stub::ORDERS_LEN, receipt));
+        control.write(0, &list.encode(then, ThreadBases::default(), stub::ORDERS_LEN, receipt));
     }
 }
 
@@ -106,6 +106,9 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     if merges_memory() {
         // A page that the kernel merges loses its write protection.
         call(libc::SYS_prctl, &[PR_SET_MEMORY_MERGE, 0]);
+    }
+    for order in arch::zygote_calls() {
+        call(order[0] as libc::c_long, &order[1..]);
     }
     call(libc::SYS_munmap, &[0, stub::CODE]);
     let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
@@ -249,7 +252,7 @@ pub(super) fn write_template(control: &mut Control, steps: &[[u64; 7]], files: u
     let mut calls = Calls::default();
     calls.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
     calls.0.extend(steps);
-    calls.call(libc::SYS_dup2, &[IMAGE_FILE + files as u64, stub::SOCKET as u64]);
+    calls.call(libc::SYS_dup3, &[IMAGE_FILE + files as u64, stub::SOCKET as u64, 0]);
     // The image's files may also contain other images.
     calls.call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     calls.write(control, Continuation::Fork, BOOT_RECEIPT);

@@ -1,6 +1,6 @@
 //! Commands to the stub, and their layout in the control area.
 
-use super::frame::SegmentBases;
+use super::frame::ThreadBases;
 use super::stub;
 
 /// The stub's work: first the calls, then the copies, then the input.
@@ -73,7 +73,7 @@ impl StubCommands {
     pub(super) fn encode(
         &self,
         then: Continuation,
-        bases: SegmentBases,
+        bases: ThreadBases,
         frame: usize,
         receipt: u64,
     ) -> Vec<u8> {
@@ -95,8 +95,8 @@ impl StubCommands {
                 Continuation::Fork => stub::FORKS,
             },
         );
-        put(stub::FS_BASE, bases.fs);
-        put(stub::GS_BASE, bases.gs);
+        put(stub::FIRST_BASE, bases.tls);
+        put(stub::SECOND_BASE, bases.second);
         put(stub::WIPE, if self.wipe { stub::ORDERS_LEN } else { end } as u64);
         put(stub::FRAME, stub::CONTROL + frame as u64);
         put(stub::RECEIPT, receipt);
@@ -147,7 +147,7 @@ mod tests {
                 let last = index + 1 == pieces.len();
                 assert_eq!((piece.wipe, piece.input.is_some()), (last, last && input > 0));
                 assert!(
-                    piece.encode(Continuation::Ask, SegmentBases::default(), 0, 1).len()
+                    piece.encode(Continuation::Ask, ThreadBases::default(), 0, 1).len()
                         <= stub::INSIDE_WORDS
                 );
             }

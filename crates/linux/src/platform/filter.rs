@@ -18,10 +18,10 @@ use libc::{
     sock_filter,
 };
 
+use super::arch::{self, calls};
 use super::stub;
 
-/// `AUDIT_ARCH_X86_64`.
-const ARCH: u32 = 0xc000_003e;
+const ARCH: u32 = arch::AUDIT_ARCH;
 /// The bit in the number of calls of the x32 kind; -1 has it, too.
 const X32: u32 = 0x4000_0000;
 /// The error of calls of other kinds.
@@ -45,7 +45,7 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_shmat,
     libc::SYS_shmdt,
     libc::SYS_brk,
-    libc::SYS_arch_prctl,
+    calls::SYS_arch_prctl,
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_kill,
@@ -56,17 +56,17 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_rt_sigsuspend,
     libc::SYS_rt_sigtimedwait,
-    libc::SYS_pause,
+    calls::SYS_pause,
     libc::SYS_clone,
     libc::SYS_futex,
     libc::SYS_sched_yield,
     libc::SYS_nanosleep,
     libc::SYS_clock_nanosleep,
-    libc::SYS_poll,
+    calls::SYS_poll,
     libc::SYS_ppoll,
-    libc::SYS_select,
+    calls::SYS_select,
     libc::SYS_pselect6,
-    libc::SYS_epoll_wait,
+    calls::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_accept,
@@ -77,8 +77,8 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_recvmmsg,
     libc::SYS_wait4,
     libc::SYS_waitid,
-    libc::SYS_fork,
-    libc::SYS_vfork,
+    calls::SYS_fork,
+    calls::SYS_vfork,
     libc::SYS_clone3,
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -90,10 +90,15 @@ const ORDERED: [libc::c_long; 45] = [
 /// other flags than those of a fork is treated like them. The limit of processes does not bind
 /// root; this does.
 const PROCESSES: [libc::c_long; 5] =
-    [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
+    [calls::SYS_fork, calls::SYS_vfork, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
 
 /// Calls of the stub that pass.
 const PASSED: [libc::c_long; 3] = [libc::SYS_rt_sigreturn, libc::SYS_close, libc::SYS_close_range];
+
+/// The numbers of calls of this processor among `list`.
+fn present(list: &[libc::c_long]) -> Vec<u32> {
+    list.iter().filter_map(|number| u32::try_from(*number).ok()).collect()
+}
 
 /// Whether a call of the stub passes, so that the sentry does not see it.
 pub(super) fn passes(number: u64) -> bool {
@@ -119,7 +124,8 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
     // Instructions that test the number of a call from the stub.
-    let inside = (PASSED.len() + PROCESSES.len()) as u8 + 6;
+    let (processes, ordered) = (present(&PROCESSES), present(&ORDERED));
+    let inside = (PASSED.len() + processes.len()) as u8 + 6;
     let mut program = vec![
         load(ARCHITECTURE),
         jump(BPF_JEQ, ARCH, 1, 0),
@@ -139,9 +145,9 @@ pub(crate) fn program() -> Vec<sock_filter> {
         program.push(jump(BPF_JEQ, number as u32, behind as u8, u8::from(behind == 0)));
     }
     program.push(ret(SECCOMP_RET_ALLOW));
-    for (index, number) in PROCESSES.into_iter().enumerate() {
-        let behind = PROCESSES.len() - 1 - index + 4;
-        program.push(jump(BPF_JEQ, number as u32, behind as u8, 0));
+    for (index, number) in processes.iter().enumerate() {
+        let behind = processes.len() - 1 - index + 4;
+        program.push(jump(BPF_JEQ, *number, behind as u8, 0));
     }
     program.extend([
         jump(BPF_JEQ, libc::SYS_clone as u32, 0, 2),
@@ -153,9 +159,9 @@ pub(crate) fn program() -> Vec<sock_filter> {
         load(NUMBER),
     ]);
     // One instruction for each: the kernel compiles them for every process.
-    for (index, number) in ORDERED.into_iter().enumerate() {
-        let behind = ORDERED.len() - 1 - index + 4;
-        program.push(jump(BPF_JEQ, number as u32, behind as u8, 0));
+    for (index, number) in ordered.iter().enumerate() {
+        let behind = ordered.len() - 1 - index + 4;
+        program.push(jump(BPF_JEQ, *number, behind as u8, 0));
     }
     program.extend([
         jump(BPF_JEQ, libc::SYS_read as u32, 0, 2),

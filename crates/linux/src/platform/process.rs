@@ -19,11 +19,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
-use super::attach::{BootDescriptors, require_bases};
+use super::arch::CALL_LEN;
+use super::attach::{BootDescriptors, require_processor};
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
 use super::forker::{SpawnedProcess, unprepared};
-use super::frame::{self, Register, SegmentBases};
+use super::frame::{self, Register, ThreadBases};
 use super::listener::{Answer, Listener, SeccompNotification};
 use super::mapped_image::{FileMapping, MappedImage, reader};
 use super::mapping_room::{MAPPINGS_OF_CALL, STUB_MAPPINGS};
@@ -41,8 +42,6 @@ use receipts::{ExpectedReceipt, ReceiptSource};
 /// How long the sentry sleeps until a process has booted. Afterwards it looks again and again, also
 /// whether the process has ended.
 const BOOT_WAIT: Duration = Duration::from_millis(20);
-/// Bytes of the instruction that calls.
-const CALL_LEN: u64 = 2;
 
 /// A system call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +91,7 @@ pub(crate) struct Process {
     interrupting: bool,
     /// Offset of the frame in the control area, once one was seen.
     frame: Option<usize>,
-    pub(crate) bases: SegmentBases,
+    pub(crate) bases: ThreadBases,
     /// Nanoseconds of processor time that were looked at, if that is known.
     pub(super) counted: Option<u64>,
     /// CPU time that bills have.
@@ -133,7 +132,7 @@ impl Process {
         image: Option<(&MappedImage, &Segments)>,
         template: Option<&Template>,
     ) -> Result<Self, PlatformError> {
-        require_bases()?;
+        require_processor()?;
         let mut control = Control::new()?;
         if let (Some(template), Some(image)) = (template, image) {
             zygote::check()?;
@@ -184,7 +183,7 @@ impl Process {
             asked: None,
             interrupting: false,
             frame: None,
-            bases: SegmentBases::default(),
+            bases: ThreadBases::default(),
             counted: Some(0),
             billed: Duration::ZERO,
             generation: generation(),
@@ -254,19 +253,20 @@ impl Process {
             return Ok(Event::Call(Call { number: notice.number, args: notice.args, place }));
         }
         self.take_question(&notice)?;
-        let [fs, gs, frame, ..] = notice.args;
+        let [tls, second, frame, ..] = notice.args;
         // The kernel puts the frames of all signals there, because the stack is the same.
         let offset = frame.wrapping_sub(stub::CONTROL) as usize;
         let last = stub::CONTROL + frame::LAST_FRAME as u64;
         let inside = (stub::SIGNAL_STACK..=last).contains(&frame);
-        if !inside || !frame.is_multiple_of(8) || self.frame.is_some_and(|known| known != offset) {
+        let aligned = frame.is_multiple_of(frame::FRAME_ALIGN as u64);
+        if !inside || !aligned || self.frame.is_some_and(|known| known != offset) {
             return Err(self.forged("its frame is elsewhere"));
         }
         self.frame = Some(offset);
-        self.bases = SegmentBases { fs, gs };
+        self.bases = ThreadBases { tls, second };
         // The stub blocks all signals and makes no call that traps. An interrupt within it left
         // orders undone.
-        if stub::holds(self.register(Register::Rip)) {
+        if stub::holds(self.register(Register::POINTER)) {
             return Err(self.forged("its own code was interrupted"));
         }
         // A guest could have caused any value there anyway.
@@ -284,7 +284,7 @@ impl Process {
     /// The call that waits in the stub.
     pub(crate) fn call(&self) -> Call {
         Call {
-            number: i64::from(self.register(Register::Rax) as u32),
+            number: i64::from(self.register(Register::NUMBER) as u32),
             args: Register::ARGUMENTS.map(|register| self.register(register)),
             place: Trap::Stub,
         }
@@ -307,8 +307,8 @@ impl Process {
 
     /// Restarts the call that waits in the stub when the guest continues.
     pub(crate) fn rewind(&mut self) {
-        let call = self.register(Register::Rip).wrapping_sub(CALL_LEN);
-        self.set_register(Register::Rip, call);
+        let call = self.register(Register::POINTER).wrapping_sub(CALL_LEN);
+        self.set_register(Register::POINTER, call);
     }
 
     /// Answers a call with `value`, which is a negative error number or a result.
@@ -324,7 +324,7 @@ impl Process {
 
     /// Sets the result of the call that waits in the stub.
     pub(crate) fn set_result(&mut self, value: i64) {
-        self.set_register(Register::Rax, value as u64);
+        self.set_register(Register::RESULT, value as u64);
     }
 
     /// Has the guest make its own call, which waits in the kernel.
@@ -452,7 +452,7 @@ impl Process {
             return Err(self.forged("orders were left undone"));
         }
         // The bases that the stub has just loaded.
-        if notice.args[..2] != [self.bases.fs, self.bases.gs] {
+        if notice.args[..2] != self.bases.words() {
             return Err(self.forged("its bases are not those it was given"));
         }
         Ok(())

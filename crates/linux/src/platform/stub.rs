@@ -35,6 +35,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use super::arch;
+
 /// Time limit of the stub for its orders, and of the start of a new process.
 pub(super) const STUB_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -84,8 +86,8 @@ pub(crate) const IMAGE: u64 = 0x7100_0000_0000;
 pub(crate) const IMAGE_LEN: u64 = 1 << 40;
 /// The end of our mappings; everything above is free.
 pub(crate) const ABOVE: u64 = IMAGE + IMAGE_LEN;
-/// One past the last address of user memory on x86-64 with four levels of page tables.
-pub(crate) const TOP: u64 = 0x7fff_ffff_f000;
+/// One past the last address of user memory.
+pub(crate) const TOP: u64 = arch::TOP;
 /// Addresses that the guest may map.
 pub(crate) const GUEST: Range<u64> = 0x1_0000..CODE;
 
@@ -104,8 +106,8 @@ pub(crate) const SOCKET: i32 = 1;
 /// Value under [`CONTINUATION`] for a process that becomes the zygote.
 pub(crate) const FORKS: u64 = 2;
 
-/// The system call for requests of the stub (`getppid`, which is never passed on).
-pub(crate) const ASK: i64 = 110;
+/// The system call for requests of the stub, which is never passed on.
+pub(crate) const ASK: i64 = libc::SYS_getppid;
 
 /// Flags of the calls that fork. A child's parent is the one that its maker has: this process. The
 /// kernel writes the PID of a child to [`CHILD_PID`] before the child runs. No other order has
@@ -122,242 +124,13 @@ pub(crate) const CONTROL_FILE: u64 = 3;
 pub(crate) const CALLS: usize = 0;
 pub(crate) const COPIES: usize = 8;
 pub(crate) const CONTINUATION: usize = 16;
-pub(crate) const FS_BASE: usize = 24;
-pub(crate) const GS_BASE: usize = 32;
+pub(crate) const FIRST_BASE: usize = 24;
+pub(crate) const SECOND_BASE: usize = 32;
 pub(crate) const WIPE: usize = 40;
 pub(crate) const FRAME: usize = 48;
 pub(crate) const RECEIPT: usize = 56;
-/// Where a frame holds the flags.
-const FLAGS: usize = super::frame::Register::Flags.offset();
 /// Offset of the first command.
 pub(crate) const FIRST: usize = 64;
-
-std::arch::global_asm!(
-    ".pushsection .rodata.afresh_linux_stub,\"a\",@progbits",
-    ".globl afresh_linux_stub, afresh_linux_stub_boot, afresh_linux_stub_asked, afresh_linux_stub_end",
-    "afresh_linux_stub:",
-    "    xor r14d, r14d",
-    // A signal handler has executed no orders.
-    "    xor r13d, r13d",
-    // Ask: the bases, the frame, the first error and the receipt go as arguments.
-    "2:  rdfsbase rdi",
-    "    rdgsbase rsi",
-    "    mov rdx, rsp",
-    "    mov r10, r14",
-    "    mov r8, r13",
-    "    mov eax, {ask}",
-    "    syscall",
-    "afresh_linux_stub_asked:",
-    // The direction flag may be set by a jump to here.
-    "    cld",
-    "    xor r14d, r14d",
-    "3:  movabs rbx, {control}",
-    "    mov r12, [rbx + {calls}]",
-    "    mov r13, [rbx + {copies}]",
-    "    lea rbx, [rbx + {first}]",
-    // System calls: number, six arguments, a spare word.
-    "4:  test r12, r12",
-    "    jz 6f",
-    "    mov rax, [rbx]",
-    "    mov rdi, [rbx + 8]",
-    "    mov rsi, [rbx + 16]",
-    "    mov rdx, [rbx + 24]",
-    "    mov r10, [rbx + 32]",
-    "    mov r8, [rbx + 40]",
-    "    mov r9, [rbx + 48]",
-    "    syscall",
-    "    test rax, rax",
-    "    jz 24f",
-    "    cmp rax, -4095",
-    "    jb 5f",
-    "    test r14, r14",
-    "    cmovz r14, rax",
-    "5:  add rbx, 64",
-    "    dec r12",
-    "    jmp 4b",
-    // Copies: to, from, length.
-    "6:  test r13, r13",
-    "    jz 7f",
-    "    mov rdi, [rbx]",
-    "    mov rsi, [rbx + 8]",
-    "    mov rcx, [rbx + 16]",
-    "    rep movsb",
-    "    add rbx, 24",
-    "    dec r13",
-    "    jmp 6b",
-    // Wipe the commands: those of one call are not for the next to read.
-    "7:  movabs rbx, {control}",
-    // Only this path, behind the last copy, reads the receipt.
-    "    mov r13, [rbx + {receipt}]",
-    "    mov r15, [rbx + {continuation}]",
-    "    mov r8, [rbx + {fs_base}]",
-    "    mov r9, [rbx + {gs_base}]",
-    "    mov rsp, [rbx + {frame}]",
-    "    mov rcx, [rbx + {wipe}]",
-    "    mov rdi, rbx",
-    "    xor eax, eax",
-    "    rep stosb",
-    // `rt_sigreturn` leaves these two flags as they are, so that they would outlive a reset.
-    "    mov rcx, [rsp + {flags}]",
-    "    and ecx, {kept_flags}",
-    "    mov r11, rsp",
-    "    lea rsp, [rbx + 8]",
-    "    push rcx",
-    "    popfq",
-    "    mov qword ptr [rbx], 0",
-    "    mov rsp, r11",
-    // State that a signal frame does not hold: data selectors and the two bases.
-    "    mov ds, eax",
-    "    mov es, eax",
-    "    mov fs, eax",
-    "    mov gs, eax",
-    "    wrfsbase r8",
-    "    wrgsbase r9",
-    "    cmp r15, {forks}",
-    "    je 20f",
-    "    test r14, r14",
-    "    jnz 2b",
-    "    test r15, r15",
-    "    jnz 2b",
-    "    add rsp, 8",
-    "    mov eax, 15",
-    "    syscall",
-    "    ud2",
-    // Where the process starts: descriptor 0 is the control area.
-    "afresh_linux_stub_boot:",
-    "    mov eax, 9",
-    "    movabs rdi, {control}",
-    "    mov esi, {control_len}",
-    "    mov edx, 3",
-    "    mov r10d, 0x11",
-    "    xor r8d, r8d",
-    "    xor r9d, r9d",
-    "    syscall",
-    // The kernel has mapped everything for the program by now, which the sentry waits for.
-    "    mov eax, 44",
-    "    mov edi, {socket}",
-    "    movabs rsi, {word}",
-    "    mov edx, 8",
-    "    mov r10d, 0x4000",
-    "    xor r8d, r8d",
-    "    xor r9d, r9d",
-    "    syscall",
-    // The orders are there when a word comes.
-    "    mov eax, 45",
-    "    mov edi, {socket}",
-    "    movabs rsi, {word}",
-    "    mov edx, 8",
-    "    xor r10d, r10d",
-    "    xor r8d, r8d",
-    "    syscall",
-    "    xor r14d, r14d",
-    "    jmp 3b",
-    // The zygote reports that it is ready, or the failed step, and later the PID of each child, or
-    // the error.
-    "20: movabs rbx, {word}",
-    "    mov [rbx], r14",
-    "21: mov eax, 44",
-    "    mov edi, {socket}",
-    "    mov rsi, rbx",
-    "    mov edx, 8",
-    "    mov r10d, 0x4000",
-    "    xor r8d, r8d",
-    "    xor r9d, r9d",
-    "    syscall",
-    // The received descriptors belong to the child.
-    "    mov eax, 436",
-    "    mov edi, 3",
-    "    mov esi, -1",
-    "    xor edx, edx",
-    "    syscall",
-    "    mov qword ptr [rbx + {lent}], {lent_len}",
-    "    mov eax, 47",
-    "    mov edi, {socket}",
-    "    lea rsi, [rbx + {message}]",
-    "    xor edx, edx",
-    "    syscall",
-    "    cmp rax, 1",
-    "    jne 23f",
-    // No address for the PID: the zygote reports it.
-    "    mov eax, 56",
-    "    mov edi, {clone}",
-    "    xor esi, esi",
-    "    xor edx, edx",
-    "    xor r10d, r10d",
-    "    xor r8d, r8d",
-    "    syscall",
-    "    test rax, rax",
-    "    jz 22f",
-    "    mov [rbx], rax",
-    "    jmp 21b",
-    // The child of a fork of the guest, which returns from that call with zero, is like a child of
-    // the zygote.
-    "24: cmp edi, {clone}",
-    "    jne 5b",
-    // It has its parent's descriptors, the listener among them. While it has that, its calls wait
-    // for an answer even if the sentry has ended.
-    "    mov eax, 436",
-    "    xor edi, edi",
-    "    mov esi, -1",
-    "    xor edx, edx",
-    "    syscall",
-    // The child: its control area is the first descriptor that came.
-    "22: mov eax, 9",
-    "    movabs rdi, {control}",
-    "    mov esi, {control_len}",
-    "    mov edx, 3",
-    "    mov r10d, 0x11",
-    "    mov r8d, {control_file}",
-    "    xor r9d, r9d",
-    "    syscall",
-    // Without it, the orders there would be those of its parent.
-    "    cmp rax, rdi",
-    "    jne 23f",
-    "    xor r14d, r14d",
-    "    jmp 3b",
-    // The sentry has closed the socket or has ended, or there is no control area.
-    "23: mov eax, 231",
-    "    xor edi, edi",
-    "    syscall",
-    "    ud2",
-    "afresh_linux_stub_end:",
-    ".popsection",
-    ask = const ASK,
-    control = const CONTROL,
-    control_len = const CONTROL_LEN,
-    control_file = const CONTROL_FILE,
-    calls = const CALLS,
-    copies = const COPIES,
-    continuation = const CONTINUATION,
-    fs_base = const FS_BASE,
-    gs_base = const GS_BASE,
-    wipe = const WIPE,
-    frame = const FRAME,
-    receipt = const RECEIPT,
-    flags = const FLAGS,
-    // NT and ID.
-    kept_flags = const 1 << 14 | 1 << 21,
-    first = const FIRST,
-    forks = const FORKS,
-    socket = const SOCKET,
-    word = const CONTROL + WORD as u64,
-    message = const MESSAGE - WORD,
-    // The length of `struct msghdr` that the kernel changes.
-    lent = const MESSAGE - WORD + 40,
-    lent_len = const LENT_LEN,
-    clone = const FORK_FLAGS,
-);
-
-unsafe extern "C" {
-    static afresh_linux_stub: u8;
-    static afresh_linux_stub_boot: u8;
-    static afresh_linux_stub_asked: u8;
-    static afresh_linux_stub_end: u8;
-}
-
-fn offset_of(label: *const u8) -> usize {
-    label.addr() - (&raw const afresh_linux_stub).addr()
-}
 
 /// Whether `pointer` is in the stub's page.
 pub(crate) fn holds(pointer: u64) -> bool {
@@ -366,22 +139,20 @@ pub(crate) fn holds(pointer: u64) -> bool {
 
 /// The instruction after the stub's request: a question comes only from there.
 pub(crate) fn asked_at() -> u64 {
-    CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
+    CODE + arch::stub::asked_offset() as u64
 }
 
 /// The code as a program: a static ELF file of two segments, and a third one with the vDSO of
 /// guests.
 pub(crate) fn program() -> Vec<u8> {
-    let length = offset_of(&raw const afresh_linux_stub_end);
-    // SAFETY: both labels are in the same section of this very assembly, the second after the
-    // first, so the bytes between them are initialised and belong to the program's read-only data.
-    let code = unsafe { std::slice::from_raw_parts(&raw const afresh_linux_stub, length) };
-    let entry = CODE + offset_of(&raw const afresh_linux_stub_boot) as u64;
+    let code = arch::stub::code();
+    let length = code.len();
+    let entry = CODE + arch::stub::boot_offset() as u64;
     let vdso = super::vdso::of_guests();
     let mut elf = Vec::with_capacity(4096 + length);
     elf.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    for half in [2u16, 62] {
-        elf.extend(half.to_le_bytes()); // an executable, for x86-64
+    for half in [2u16, arch::ELF_MACHINE] {
+        elf.extend(half.to_le_bytes()); // an executable, for this processor
     }
     elf.extend(1u32.to_le_bytes());
     for word in [entry, 64, 0] {
@@ -397,7 +168,7 @@ pub(crate) fn program() -> Vec<u8> {
         words.iter().for_each(|word| elf.extend(word.to_le_bytes()));
     };
     segment(1, 5, [4096, CODE, CODE, length as u64, length as u64, 4096]);
-    let inside = super::inside::code();
+    let inside = arch::inside::code();
     let length = inside.len() as u64;
     segment(1, 5, [8192, INSIDE, INSIDE, length, length, 4096]);
     if let Some(vdso) = vdso {

@@ -12,7 +12,7 @@
 //!
 //! Promises: only a trampoline that leads to the code inside is taken for one.
 
-use super::inside::is_answered_inside;
+use super::arch::inside::is_answered_inside;
 use super::stub::INSIDE;
 
 /// Bytes of the jump that a site gets.

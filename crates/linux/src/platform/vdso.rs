@@ -13,20 +13,19 @@ use std::ops::Range;
 use afresh_sys::InheritedCell;
 use rustix::time::{ClockId, clock_gettime};
 
+use super::arch::vdso::{self as code, JUMP_LEN};
 use super::stub;
 
 /// Longest vDSO that is copied.
 pub(super) const MAX_VDSO_SIZE: usize = 48 << 10;
 const PAGE: usize = 4096;
-/// A jump: `jmp [rip]` with the address behind it.
-const JUMP_LEN: usize = 14;
-const NANOS: i64 = 1_000_000_000;
+pub(super) const NANOS: i64 = 1_000_000_000;
 
 // Words of the page that the guest reads: when the offsets were written, then seconds and
 // nanoseconds of both clocks.
-const EPOCH: usize = 0;
-const MONOTONIC: usize = 8;
-const BOOT: usize = 24;
+pub(super) const EPOCH: usize = 0;
+pub(super) const MONOTONIC: usize = 8;
+pub(super) const BOOT: usize = 24;
 
 /// Differences between guest clocks and host clocks, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,101 +46,6 @@ impl ClockOffsets {
             (parts(self.monotonic), parts(self.boot));
         [epoch, seconds, nanos, boot_seconds, boot_nanos]
     }
-}
-
-std::arch::global_asm!(
-    ".pushsection .rodata.afresh_linux_vdso,\"a\",@progbits",
-    ".globl afresh_linux_vdso, afresh_linux_vdso_cpu, afresh_linux_vdso_kernel, afresh_linux_vdso_end",
-    // clock_gettime(edi, rsi).
-    "afresh_linux_vdso:",
-    "    push rbx",
-    "    push rbp",
-    "    sub rsp, 8",
-    "    mov ebx, edi",
-    "    mov rbp, rsi",
-    "    movabs rdx, {page}",
-    "2:  mov rax, [rdx + {epoch}]",
-    "    mov [rsp], rax",
-    "    mov edi, ebx",
-    "    mov rsi, rbp",
-    "    call [rip + afresh_linux_vdso_kernel]",
-    "    test eax, eax",
-    "    jnz 9f",
-    "    movabs rdx, {page}",
-    "    cmp ebx, {monotonic_clock}",
-    "    je 3f",
-    "    cmp ebx, {coarse_clock}",
-    "    je 3f",
-    "    cmp ebx, {raw_clock}",
-    "    je 3f",
-    "    cmp ebx, {boot_clock}",
-    "    jne 9f",
-    "    mov rcx, [rdx + {boot}]",
-    "    mov r8, [rdx + {boot} + 8]",
-    "    jmp 4f",
-    "3:  mov rcx, [rdx + {monotonic}]",
-    "    mov r8, [rdx + {monotonic} + 8]",
-    "4:  add rcx, [rbp]",
-    "    add r8, [rbp + 8]",
-    "    cmp r8, {nanos}",
-    "    jl 5f",
-    "    sub r8, {nanos}",
-    "    inc rcx",
-    "5:  mov [rbp], rcx",
-    "    mov [rbp + 8], r8",
-    // A reset between the two reads has changed the offsets.
-    "    mov rax, [rsp]",
-    "    cmp rax, [rdx + {epoch}]",
-    "    jne 2b",
-    "    xor eax, eax",
-    "9:  add rsp, 8",
-    "    pop rbp",
-    "    pop rbx",
-    "    ret",
-    // getcpu(rdi, rsi): the only processor that the guest can see.
-    "afresh_linux_vdso_cpu:",
-    "    xor eax, eax",
-    "    test rdi, rdi",
-    "    jz 6f",
-    "    mov [rdi], eax",
-    "6:  test rsi, rsi",
-    "    jz 7f",
-    "    mov [rsi], eax",
-    "7:  ret",
-    "    .balign 8",
-    // The address of the original `clock_gettime`.
-    "afresh_linux_vdso_kernel:",
-    "    .quad 0",
-    "afresh_linux_vdso_end:",
-    ".popsection",
-    page = const stub::CLOCK_PAGE,
-    epoch = const EPOCH,
-    monotonic = const MONOTONIC,
-    boot = const BOOT,
-    nanos = const NANOS,
-    monotonic_clock = const libc::CLOCK_MONOTONIC,
-    coarse_clock = const libc::CLOCK_MONOTONIC_COARSE,
-    raw_clock = const libc::CLOCK_MONOTONIC_RAW,
-    boot_clock = const libc::CLOCK_BOOTTIME,
-);
-
-unsafe extern "C" {
-    static afresh_linux_vdso: u8;
-    static afresh_linux_vdso_cpu: u8;
-    static afresh_linux_vdso_kernel: u8;
-    static afresh_linux_vdso_end: u8;
-}
-
-fn offset_of(label: *const u8) -> usize {
-    label.addr() - (&raw const afresh_linux_vdso).addr()
-}
-
-/// The code behind the copy.
-fn code() -> &'static [u8] {
-    let length = offset_of(&raw const afresh_linux_vdso_end);
-    // SAFETY: both labels are in the same section of this very assembly, the second after the
-    // first, so the bytes between them are initialised and belong to the program's read-only data.
-    unsafe { std::slice::from_raw_parts(&raw const afresh_linux_vdso, length) }
 }
 
 /// The kernel's mappings of its vDSO and the data of that: start, length, and whether it is the
@@ -238,9 +142,13 @@ fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
     let mut made = kernel.to_vec();
     made.resize(kernel.len().next_multiple_of(PAGE), 0);
     let own = stub::VDSO + made.len() as u64;
-    let mut code = code().to_vec();
+    let mut own_code = code::code().to_vec();
     let mut clock = None;
     for (name, range) in &functions {
+        let name = name.strip_prefix(code::NAME_PREFIX).unwrap_or(name);
+        if code::KEPT.contains(&name) {
+            continue;
+        }
         // Functions begin at multiples of 16, so those that end before that have room behind them.
         let room = range.start.is_multiple_of(16) || range.len() >= JUMP_LEN;
         if !room
@@ -250,22 +158,21 @@ fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
         {
             return None;
         }
-        let name = name.strip_prefix(b"__vdso_").unwrap_or(name);
         let to = match name {
             b"clock_gettime" => {
                 clock = Some(place + range.start as u64);
                 own
             }
-            b"getcpu" => own + offset_of(&raw const afresh_linux_vdso_cpu) as u64,
+            b"getcpu" => own + code::cpu_offset() as u64,
             _ => place + range.start as u64,
         };
         let jump = made.get_mut(range.start..range.start + JUMP_LEN)?;
-        jump[..6].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
-        jump[6..].copy_from_slice(&to.to_le_bytes());
+        jump[..JUMP_LEN - 8].copy_from_slice(&code::JUMP);
+        jump[JUMP_LEN - 8..].copy_from_slice(&to.to_le_bytes());
     }
-    let kernel = offset_of(&raw const afresh_linux_vdso_kernel);
-    code[kernel..kernel + 8].copy_from_slice(&clock?.to_le_bytes());
-    made.extend(code);
+    let kernel = code::kernel_offset();
+    own_code[kernel..kernel + 8].copy_from_slice(&clock?.to_le_bytes());
+    made.extend(own_code);
     (made.len() as u64 <= stub::VDSO_LEN).then_some(made)
 }
 
@@ -292,10 +199,14 @@ mod tests {
         };
         let made = patched(&kernel, 0x1000).unwrap();
         let functions = Elf(&kernel).functions().unwrap();
-        assert!(functions.iter().any(|(name, _)| *name == b"__vdso_clock_gettime"));
+        assert!(functions.iter().any(|(name, _)| name.ends_with(b"clock_gettime")));
         for (name, range) in functions {
-            let to =
-                u64::from_le_bytes(made[range.start + 6..range.start + 14].try_into().unwrap());
+            if code::KEPT.iter().any(|kept| name.ends_with(kept)) {
+                assert_eq!(made[range.clone()], kernel[range]);
+                continue;
+            }
+            let jump = &made[range.start..range.start + JUMP_LEN];
+            let to = u64::from_le_bytes(*jump.last_chunk().unwrap());
             let own = name.ends_with(b"clock_gettime") || name.ends_with(b"getcpu");
             assert_eq!(to == 0x1000 + range.start as u64, !own, "{}", name.escape_ascii());
         }

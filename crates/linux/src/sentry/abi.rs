@@ -1,10 +1,38 @@
-//! The kernel's structures, written byte by byte.
+//! The kernel's structures, written byte by byte. Those that depend on the processor are in a file
+//! for each.
 
 use afresh_files::{Kind, Node, Refused, Time, Tree};
 
 use rustix::io::Errno;
 
 use crate::sentry::fs::special_files::type_of;
+use crate::sentry::kernel::signals::{SignalAction, SignalInfo};
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;
+
+/// The frame of a handler, beside the registers of the thread.
+pub(in crate::sentry) struct HandlerFrame<'a> {
+    pub(in crate::sentry) info: &'a SignalInfo,
+    pub(in crate::sentry) action: &'a SignalAction,
+    /// The signal mask after the handler.
+    pub(in crate::sentry) mask: u64,
+    /// The alternate stack: address, flags, length.
+    pub(in crate::sentry) stack: [u64; 3],
+}
+
+/// The state that a thread has after a handler, beside its registers.
+pub(in crate::sentry) struct ReturnedState {
+    pub(in crate::sentry) mask: u64,
+    pub(in crate::sentry) stack: [u64; 3],
+}
 
 /// The status of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,24 +150,6 @@ impl DirectoryEntries {
     }
 }
 
-/// `struct stat` of a file of this user and group.
-pub(crate) fn stat(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
-    let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).word(t.nanos.into());
-    let bytes = StructBuilder::default()
-        .word(1)
-        .word(a.inode)
-        .word(a.links)
-        .int(a.mode)
-        .int(user)
-        .int(group)
-        .int(0)
-        .word(a.device)
-        .word(a.size)
-        .word(4096)
-        .word(a.stored.div_ceil(512));
-    time(time(time(bytes, a.accessed), a.modified), a.changed).zeros(24).0
-}
-
 /// `struct statx` of a file of this user and group.
 pub(crate) fn statx(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
     const BASIC_STATS: u32 = libc::STATX_BASIC_STATS;
@@ -187,6 +197,8 @@ mod tests {
         assert_eq!(bytes[48..56], 513u64.to_le_bytes());
         assert_eq!(bytes[72..80], 5u64.to_le_bytes());
         assert_eq!(bytes[88..96], 3u64.to_le_bytes());
+        let offset = std::mem::offset_of!(libc::stat, st_nlink);
+        assert_eq!(bytes[offset..offset + 4], 1u32.to_le_bytes());
         let bytes = statx(&attributes, [1000, 1001]);
         assert_eq!(bytes.len(), size_of::<libc::statx>());
         assert_eq!(bytes[40..48], 513u64.to_le_bytes());

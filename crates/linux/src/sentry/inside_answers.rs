@@ -23,7 +23,7 @@ use afresh_sys::planted::{self, Bug};
 use crate::file_cache::FileCache;
 use crate::platform::{
     ACTION_LEN, ACTIONS_LEN, Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process,
-    STAT_LEN, WINDOW_LEN,
+    STAT_LEN, WINDOW_LEN, calls,
 };
 use crate::sentry::Sentry;
 use crate::sentry::abi;
@@ -112,7 +112,7 @@ impl Sentry {
         let SyscallControl::Value(value) = *control else { return };
         let is_error = value as i64 <= -1;
         inside.used = match call.number {
-            libc::SYS_open | libc::SYS_openat if !is_error => {
+            calls::SYS_open | libc::SYS_openat if !is_error => {
                 Some(UsedDescriptor { number: value as u32, is_new: true })
             }
             libc::SYS_read | libc::SYS_lseek | libc::SYS_fstat if !is_error => {

@@ -1,45 +1,16 @@
 //! Signal delivery: the default action, or the frame that a handler returns through.
 
-use crate::platform::{
-    CLEAR_FLAGS, FRAME_LEN, INFO, INFO_LEN, MASK, Process, Register, STACK, USER_SELECTORS,
-};
+use crate::platform::{Process, Register, calls};
 use crate::sentry::Sentry;
-use crate::sentry::abi::StructBuilder;
+use crate::sentry::abi::{HandlerFrame, RED_ZONE, ReturnedState, StructBuilder, leave};
 use crate::sentry::kernel::signals::{
     DefaultAction, KERNEL, SignalAction, SignalInfo, UNTOUCHABLE, bit,
 };
 use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::{NO_STACK, Wait, WaitReason};
-use crate::sentry::mm::user_memory::{copy_in, word_in};
+use crate::sentry::mm::user_memory::word_in;
 use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::thread::takes_lock;
-
-/// Flags that a program may change: arithmetic, direction, single steps, resumption,
-/// identification and alignment.
-pub(in crate::sentry) const USER_FLAGS: u64 = 0x25_0dd5;
-
-pub(in crate::sentry) const DIRECTION_AND_TRAP: u64 = 0x500;
-
-/// The processor state that every frame has (`FXSAVE`).
-pub(in crate::sentry) const LEGACY: usize = 512;
-
-/// The offset of the size of the extended state (`struct _fpx_sw_bytes`), and its magic number.
-pub(in crate::sentry) const EXTENDED: usize = 464;
-
-pub(in crate::sentry) const MAGIC: u32 = 0x4650_5853;
-
-/// The control word of the x87 unit, and that of SSE and its place, with which programs begin.
-const FIRST_CONTROL: u16 = 0x37f;
-const FIRST_MXCSR: u32 = 0x1f80;
-const MXCSR: usize = 24;
-/// The processor state component with page rights.
-const PKRU: u64 = 1 << 9;
-
-/// Length of `struct xstate_header`.
-pub(in crate::sentry) const HEADER_LEN: usize = 64;
-
-/// The red zone below the stack pointer, which leaf functions use.
-pub(in crate::sentry) const RED_ZONE: u64 = 128;
 
 /// The outcome of delivering a thread's signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +121,7 @@ impl Sentry {
             libc::SYS_read | libc::SYS_readv | libc::SYS_write | libc::SYS_writev => true,
             libc::SYS_recvmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_connect => true,
             libc::SYS_recvmmsg | libc::SYS_sendmmsg | libc::SYS_sendfile => true,
-            libc::SYS_open | libc::SYS_openat | libc::SYS_creat => true,
+            calls::SYS_open | libc::SYS_openat | calls::SYS_creat => true,
             libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
             _ => false,
         };
@@ -196,51 +167,22 @@ impl Sentry {
         info: &SignalInfo,
         action: SignalAction,
     ) -> SyscallResult<Option<End>> {
-        let frame = process.frame_bytes();
-        let segfault = Ok(Some(End::Signal(libc::SIGSEGV)));
-        let Some(vectors) = vectors(&frame, process.frame_address()) else { return segfault };
         let thread = self.state.current().threads.current();
         let [stack, disabled, len] = thread.signal_stack;
-        let pointer = process.register(Register::Rsp);
+        let pointer = process.register(Register::STACK);
         // Its end belongs to the stack, its beginning does not.
         let holds = |at: u64| at > stack && at - stack <= len;
         let on_it = holds(pointer);
         let enters = action.has(libc::SA_ONSTACK) && disabled & 2 == 0 && !on_it;
         let top = if enters { stack.wrapping_add(len) } else { pointer.wrapping_sub(RED_ZONE) };
-        let vectors_at = top.wrapping_sub(vectors.len() as u64) & !63;
-        // Aligned as after a call, with the return address on top of the stack.
-        let at = (vectors_at.wrapping_sub((INFO + INFO_LEN) as u64) & !15).wrapping_sub(8);
-        if (on_it || enters) && !holds(at) {
-            return segfault;
-        }
-        let mut bytes = frame[..INFO].to_vec();
-        let mut put = |offset: usize, word: u64| {
-            bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
+        let frame = HandlerFrame {
+            info,
+            action: &action,
+            mask: thread.masked.unwrap_or(thread.blocked),
+            stack: thread.signal_stack,
         };
-        put(0, action.restorer);
-        put(STACK, stack);
-        put(STACK + 8, disabled);
-        put(STACK + 16, len);
-        put(Register::Vectors.offset(), vectors_at);
-        put(MASK, thread.masked.unwrap_or(thread.blocked));
-        bytes.extend(info.all());
-        if !process.write(at, &bytes)? || !process.write(vectors_at, vectors)? {
-            return segfault;
-        }
-        if let Some(place) = vectors_offset(&frame, process.frame_address()) {
-            clear_vectors(process, place, vectors);
-        }
-        let flags = process.register(Register::Flags) & !DIRECTION_AND_TRAP;
-        for (register, value) in [
-            (Register::Rip, action.handler),
-            (Register::Rsp, at),
-            (Register::Rdi, u64::from(info.signal)),
-            (Register::Rsi, at + INFO as u64),
-            (Register::Rdx, at + 8),
-            (Register::Rax, 0),
-            (Register::Flags, flags),
-        ] {
-            process.set_register(register, value);
+        if !frame.enter(process, top, |at| !(on_it || enters) || holds(at))? {
+            return Ok(Some(End::Signal(libc::SIGSEGV)));
         }
         let state = self.change();
         let thread = state.processes.current.threads.current_mut();
@@ -253,40 +195,11 @@ impl Sentry {
         Ok(None)
     }
 
-    /// `rt_sigreturn(2)`: the segment selectors stay, whatever the frame has.
+    /// `rt_sigreturn(2)`: registers that only the kernel may change stay, whatever the frame has.
     pub(in crate::sentry) fn sys_rt_sigreturn(&mut self, process: &mut Process) -> SyscallResult {
-        let at = process.register(Register::Rsp).wrapping_sub(8);
-        let bytes = copy_in(process, at, FRAME_LEN)?;
-        let word = |offset: usize| {
-            u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("8 bytes"))
-        };
-        let frame = process.frame_bytes();
-        let ours = process.frame_address();
-        let kept = vectors(&frame, ours).map(<[u8]>::len).unwrap_or_default();
-        let place = vectors_offset(&frame, ours).unwrap_or_default();
-        let given = word(Register::Vectors.offset());
-        if kept > LEGACY {
-            let mut state = match given {
-                0 => vec![0; kept],
-                given => copy_in(process, given, kept)?,
-            };
-            if given == 0 {
-                state[..2].copy_from_slice(&FIRST_CONTROL.to_le_bytes());
-                state[MXCSR..MXCSR + 4].copy_from_slice(&FIRST_MXCSR.to_le_bytes());
-            }
-            // The kernel's size stays; so do the words behind.
-            process.write_frame(place, &state[..EXTENDED]);
-            process.write_frame(place + LEGACY, &state[LEGACY..kept - 4]);
-        }
-        let first = Register::R8.offset();
-        process.write_frame(first, &bytes[first..first + 8 * Register::GENERAL]);
-        let flags = word(Register::Flags.offset()) & USER_FLAGS | CLEAR_FLAGS;
-        process.set_register(Register::Flags, flags);
-        process.set_register(Register::Selectors, USER_SELECTORS);
-        let stack = [word(STACK), word(STACK + 8), word(STACK + 16)];
-        let mask = word(MASK) & !UNTOUCHABLE;
+        let ReturnedState { mask, stack } = leave(process)?;
         let thread = self.change().current_mut().threads.current_mut();
-        thread.blocked = mask;
+        thread.blocked = mask & !UNTOUCHABLE;
         thread.signal_stack = if stack[1] & 2 == 0 { stack } else { NO_STACK };
         Ok(SyscallControl::Resumed)
     }
@@ -319,41 +232,5 @@ impl Sentry {
                 thread.blocked = mask;
             }
         }
-    }
-}
-
-/// Has a handler begin with the vector registers of a new program: no exceptions of floating-point
-/// numbers, and nothing in any register. `vectors` are the present ones, which are at `place` in
-/// the frame.
-fn clear_vectors(process: &mut Process, place: usize, vectors: &[u8]) {
-    let mut state = [0; EXTENDED];
-    state[..2].copy_from_slice(&FIRST_CONTROL.to_le_bytes());
-    state[MXCSR..MXCSR + 4].copy_from_slice(&FIRST_MXCSR.to_le_bytes());
-    process.write_frame(place, &state);
-    if let Some(present) = vectors.get(LEGACY..LEGACY + 8) {
-        // The processor clears parts that are not present. Rights of pages (PKRU) stay.
-        let present = u64::from_le_bytes(present.try_into().expect("8 bytes")) & PKRU;
-        process.write_frame(place + LEGACY, &present.to_le_bytes());
-    }
-}
-
-/// The offset of the vector registers in a frame at `address`.
-pub(in crate::sentry) fn vectors_offset(frame: &[u8], address: u64) -> Option<usize> {
-    let at = Register::Vectors.offset();
-    let place = u64::from_le_bytes(frame.get(at..at + 8)?.try_into().ok()?);
-    let offset = usize::try_from(place.checked_sub(address)?).ok()?;
-    (offset >= INFO + INFO_LEN && offset + LEGACY <= frame.len()).then_some(offset)
-}
-
-/// The state of the vector registers in a frame, with the extended state. The guest may have
-/// written it.
-pub(in crate::sentry) fn vectors(frame: &[u8], address: u64) -> Option<&[u8]> {
-    let all = &frame[vectors_offset(frame, address)?..];
-    let int = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().expect("4 bytes"));
-    let extended = int(EXTENDED + 4) as usize;
-    // A second part has a header, and a word behind it.
-    match int(EXTENDED) == MAGIC && extended >= LEGACY + HEADER_LEN + 4 {
-        true => all.get(..extended),
-        false => all.get(..LEGACY),
     }
 }

@@ -1,8 +1,6 @@
 //! Segment bases of a program: those that an instruction sets, and those that a call sets, are in
 //! every state that is saved.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use afresh_linux::{CallError, End, Instance, Program, Warm};

@@ -1,7 +1,5 @@
 //! CPU time for bills: that of the processes of a guest, whichever of them ran, and no waits.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use std::time::{Duration, Instant};
 
 use afresh_linux::{CallError, MemoryPeak, Program, guest_cpu_time, take_guest_cpu_time};

@@ -1,7 +1,5 @@
 //! A fork bomb meets its budget, and leaves no trace.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! Clocks of a guest: monotonic time and timers stand still while it is frozen, the date and the
 //! time since the boot do not.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! Many instances of one warm program: each equals the program, regardless of the others.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use afresh_linux::Program;

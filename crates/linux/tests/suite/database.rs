@@ -1,8 +1,6 @@
 //! A database as a guest: PostgreSQL with its processes, their shared memory and their files, warm
 //! and pristine for every call.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::path::PathBuf;

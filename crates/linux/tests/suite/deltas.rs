@@ -1,8 +1,6 @@
 //! Checkpoints of a guest whose work is done by a child that runs another program: each stores what
 //! changed since the last.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! Guests of several processes: all of them are warm, reset, forked, rolled back and saved, with
 //! pipes and shared memory between them.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! Ranges of files: copies within a file, data between holes, and shared memory of `/dev/zero`.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common::states::assert_answers;
 
 const SCRIPT: &str = r#"

@@ -1,7 +1,5 @@
 //! A forked child of the sentry leaves its parent's guest alone, and has a new one.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use afresh_sys::run_isolated;

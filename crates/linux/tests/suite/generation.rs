@@ -1,8 +1,6 @@
 //! `/dev/afresh/generation`: another number for each run from a frozen state, and the ways in which
 //! a program notices.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use std::collections::BTreeSet;
 
 use afresh_linux::{Instance, Program, Warm};

@@ -1,7 +1,5 @@
 //! Servers: a request arrives on a new connection, and each finds the server as it was warmed.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::process::Command;

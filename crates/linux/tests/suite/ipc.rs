@@ -1,7 +1,5 @@
 //! Semaphores and messages of System V, `mremap`, `clone3`, and limits.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

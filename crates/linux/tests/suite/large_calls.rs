@@ -1,8 +1,6 @@
 //! Single calls of a guest that are large: their memory in this process is bounded, and they end at
 //! the time limit.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use std::time::Duration;
 
 use afresh_linux::{Instance, Program};

@@ -1,6 +1,6 @@
 //! The crate's tests, in one program that is linked once.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 mod asked;
 mod bases;

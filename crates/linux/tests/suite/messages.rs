@@ -1,8 +1,6 @@
 //! Descriptors that are sent over sockets, and datagrams: they arrive once and whole, and those on
 //! their way are part of every state.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

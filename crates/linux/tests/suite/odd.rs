@@ -1,7 +1,5 @@
 //! Rare cases, found by the Linux Test Project. `docs/linux-calls.md` lists the cases that pass.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

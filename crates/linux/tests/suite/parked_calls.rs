@@ -1,8 +1,6 @@
 //! Calls of child processes that wait in the kernel while other processes of the guest run: with
 //! signals, timeouts, threads, `vfork`, shared memory, saves, resets, and calls cut short.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::{Duration, Instant};

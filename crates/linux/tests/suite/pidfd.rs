@@ -1,8 +1,6 @@
 //! Descriptors of processes (pidfd): they become readable when the process ends, take signals and
 //! waits, and are part of every state.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! Every call starts from the same state, after every kind of call and end.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

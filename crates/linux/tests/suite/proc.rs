@@ -1,7 +1,5 @@
 //! The contents of `/proc` and `/dev/fd` for a guest's processes, which no other process sees.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! Programs that start programs: shells with pipelines, Python's subprocess and fork, pip. A reset
 //! undoes changes of children.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::process::Command;

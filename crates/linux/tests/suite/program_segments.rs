@@ -1,8 +1,6 @@
 //! Programs whose segments share pages or overlap: the last segment of a page decides its content
 //! and its protection, and every write to it is undone.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::os::unix::fs::PermissionsExt;

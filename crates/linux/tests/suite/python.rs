@@ -1,7 +1,5 @@
 //! CPython with its standard library, warmed to its first empty read.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use afresh_linux::{CallError, End};

@@ -1,7 +1,5 @@
 //! A running guest keeps the limits that a snapshot is checked for: its own snapshot always opens.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use std::time::Duration;
 
 use afresh_linux::{Program, Warm};

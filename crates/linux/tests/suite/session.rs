@@ -1,7 +1,5 @@
 //! Checkpoints, rollbacks, forks and snapshots: every state is preserved, in every host process.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

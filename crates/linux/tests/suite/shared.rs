@@ -1,8 +1,6 @@
 //! Memory shared by processes: writes of one are visible to the others, and a reset undoes them
 //! like any other.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 use crate::common::states::ask;
 

@@ -1,7 +1,5 @@
 //! Futexes in shared memory: any mapping of a word, in any process, is the same futex.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common::states::assert_answers;
 
 const SCRIPT: &str = r#"

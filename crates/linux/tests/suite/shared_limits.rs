@@ -1,8 +1,6 @@
 //! Shared memory at its limits: pages that no process maps any more count as well while they exist,
 //! and so do bytes of files beyond the limit of storage.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use std::time::Duration;
 
 use afresh_linux::{Instance, Program, Warm};

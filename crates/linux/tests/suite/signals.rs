@@ -1,8 +1,6 @@
 //! Signals that are read, waited for and sent by timers, and limits that a process sets itself:
 //! part of every state, undone by a reset.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! A program runs from its start to its end, its system calls served by us.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::os::unix::fs::PermissionsExt;

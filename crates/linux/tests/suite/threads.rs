@@ -1,7 +1,5 @@
 //! Programs with threads, signals, timers and pipes: they work, and leave nothing behind.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-
 use crate::common;
 
 use std::time::Duration;

@@ -6,7 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CALL_LEN, Event, Process};
+use super::{Event, Process};
+use crate::platform::arch::CALL_LEN;
 use crate::platform::frame::Register;
 use crate::platform::listener::Answer;
 use crate::platform::{PlatformError, stub};
@@ -46,8 +47,8 @@ impl Process {
             }
         }
         // As if it had stopped in the filter: behind the instruction that calls.
-        let next = self.register(Register::Rip).wrapping_add(CALL_LEN);
-        self.set_register(Register::Rip, next);
+        let next = self.register(Register::POINTER).wrapping_add(CALL_LEN);
+        self.set_register(Register::POINTER, next);
         Ok(())
     }
 

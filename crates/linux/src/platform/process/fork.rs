@@ -73,7 +73,7 @@ fn prlimit(
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> io::Result<()> {
-    // SAFETY: on x86-64 `rlimit` is the `rlimit64` of the kernel. The call reads one such structure
+    // SAFETY: on 64-bit Linux `rlimit` is the `rlimit64` of the kernel. The call reads one such structure
     // at `new` and writes one at `old`. Both callers above pass null or a live reference.
     let done = unsafe {
         libc::syscall(libc::SYS_prlimit64, pid.as_raw_nonzero().get(), resource, new, old)

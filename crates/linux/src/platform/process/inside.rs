@@ -1,16 +1,11 @@
-//! Answers to calls inside the process, and the return of a thread from the code that gives them.
+//! Answers to calls inside the process.
 
 use super::Process;
-use crate::platform::frame::Register;
 use crate::platform::inside::{
-    ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, BUFFER, CALL, DESCRIPTOR, DESCRIPTOR_LEN, DESCRIPTORS,
-    EFFECTS_LEN, NUMBER, NUMBERS_LEN, Numbers, Progress, STAT_LEN, WINDOW, progress,
+    ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, DESCRIPTOR_LEN, DESCRIPTORS, EFFECTS_LEN, NUMBERS_LEN,
+    Numbers, STAT_LEN, WINDOW,
 };
-use crate::platform::trampoline::{BEFORE, COMPARISON_LEN, NEAR_LEN, Trampoline};
-use crate::platform::{PlatformError, stub};
-
-/// The flag of a result that is 0.
-const ZERO_FLAG: u64 = 0x40;
+use crate::platform::stub;
 
 /// Answers about an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +89,11 @@ impl Process {
         self.control.show(&[]);
     }
 
+    /// A word of the code inside, which the guest can write.
+    pub(in crate::platform) fn inside_word(&self, at: usize) -> u64 {
+        self.control.read_word(stub::INSIDE_WORDS + at)
+    }
+
     /// Takes what calls have changed since the last time.
     pub(crate) fn take_effects(&mut self) -> InsideEffects {
         let mut bytes = [0; EFFECTS_LEN];
@@ -110,69 +110,6 @@ impl Process {
         }
         effects.closed = closed_places(words[DESCRIPTORS]);
         effects
-    }
-
-    /// Moves a thread that was stopped in the code inside, or on the way there, to its call or
-    /// behind it. Returns whether it was there, and makes its call now. A thread that executes
-    /// single steps makes progress.
-    pub(crate) fn leave_inside(&mut self, steps: bool) -> Result<bool, PlatformError> {
-        let pointer = self.register(Register::Rip);
-        let word = |at| self.control.read_word(stub::INSIDE_WORDS + at);
-        let (call, number) = match progress(pointer) {
-            Some(Progress::Begun) => (self.register(Register::Rcx), self.register(Register::Rax)),
-            Some(Progress::Kept) => (word(CALL), word(NUMBER)),
-            Some(Progress::Copies) => {
-                let (call, number) = (word(CALL), word(NUMBER));
-                let (descriptor, buffer) = (word(DESCRIPTOR), word(BUFFER));
-                self.set_register(Register::Rdi, descriptor);
-                self.set_register(Register::Rsi, buffer);
-                (call, number)
-            }
-            Some(Progress::Answered) => {
-                let behind = word(CALL).wrapping_add(super::CALL_LEN);
-                self.set_register(Register::Rcx, behind);
-                self.set_register(Register::Rip, behind);
-                return Ok(false);
-            }
-            None => return self.leave_trampoline(pointer, steps),
-        };
-        self.set_register(Register::Rax, number);
-        self.set_register(Register::Rip, call);
-        Ok(true)
-    }
-
-    /// As [`Process::leave_inside`], from a trampoline.
-    fn leave_trampoline(&mut self, pointer: u64, steps: bool) -> Result<bool, PlatformError> {
-        let mut bytes = [0; NEAR_LEN];
-        let start = pointer.wrapping_sub(BEFORE as u64);
-        if !self.read(start, &mut bytes)? {
-            return Ok(false);
-        }
-        let Some((found, cell)) = Trampoline::around(&bytes, pointer) else { return Ok(false) };
-        let mut target = [0; 8];
-        if !self.read(cell, &mut target)? || u64::from_le_bytes(target) != stub::INSIDE {
-            return Ok(false);
-        }
-        match found {
-            Trampoline::Call { call, number } => {
-                self.set_register(Register::Rax, number.into());
-                self.set_register(Register::Rip, call);
-                Ok(true)
-            }
-            Trampoline::Head { start, single } => {
-                let mut byte = [0];
-                if steps && self.read(single, &mut byte)? {
-                    // The comparison is the step. The text has the jump behind it.
-                    let flags = self.register(Register::Flags) & !ZERO_FLAG;
-                    let flags = if byte == [0] { flags | ZERO_FLAG } else { flags };
-                    self.set_register(Register::Flags, flags);
-                    self.set_register(Register::Rip, start.wrapping_add(COMPARISON_LEN));
-                } else {
-                    self.set_register(Register::Rip, start);
-                }
-                Ok(false)
-            }
-        }
     }
 }
 

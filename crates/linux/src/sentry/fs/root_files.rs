@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use afresh_files::{Budget, Kind, Layer, New, Refused, Time, Tree, Walk};
 
 use crate::error::Incompatible;
+use crate::sentry::abi::PROCESSOR;
 use crate::sentry::fs::devices::{DEVICES, TERMINALS};
 use crate::sentry::fs::machine_files;
 use crate::sentry::fs::proc_paths::OWN_DESCRIPTORS;
@@ -229,14 +230,10 @@ pub(crate) fn write_system_files(tree: &mut Tree, memory: u64) -> Result<(), Ref
         "Committed_AS",
     ];
     let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
-    // The common features of such processors; programs query the others of this one themselves.
-    let processor = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\
-                     physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\
-                     flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm\n\n";
     let ports = crate::sentry::net::sockets::EPHEMERAL;
     let files = [
         ("/proc/meminfo", total + &none),
-        ("/proc/cpuinfo", processor.to_owned()),
+        ("/proc/cpuinfo", PROCESSOR.to_owned()),
         ("/proc/sys/kernel/tainted", "0\n".to_owned()),
         ("/proc/sys/kernel/random/boot_id", format!("{}\n", boot_id())),
         ("/proc/sys/kernel/hostname", format!("{HOST}\n")),

@@ -14,7 +14,7 @@ use std::ops::Range;
 use afresh_files::{FileBytes, Node, Tree};
 use rustix::io::Errno;
 
-use crate::platform::{Call, PlatformError, Process};
+use crate::platform::{Call, PlatformError, Process, calls};
 use crate::ranges::{Ranges, bytes_beside};
 use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
@@ -188,13 +188,13 @@ impl Sentry {
         };
         let changed: Vec<Node> = match call.number {
             // These empty a file, which takes no memory then, but one of the live files.
-            libc::SYS_creat | libc::SYS_open | libc::SYS_openat | libc::SYS_openat2
+            calls::SYS_creat | calls::SYS_open | libc::SYS_openat | libc::SYS_openat2
                 if self.shared.has_room() =>
             {
                 Vec::new()
             }
             libc::SYS_openat | libc::SYS_openat2 => named(a[0], a[1]),
-            libc::SYS_creat | libc::SYS_open | libc::SYS_truncate => {
+            calls::SYS_creat | calls::SYS_open | libc::SYS_truncate => {
                 named(libc::AT_FDCWD as u64, a[0])
             }
             _ => written.to_vec(),
@@ -451,9 +451,9 @@ impl Sentry {
             | libc::SYS_fallocate
             | libc::SYS_sendfile => to(a[0]),
             libc::SYS_copy_file_range | libc::SYS_splice => to(a[2]),
-            libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => self.lasting(),
+            libc::SYS_truncate | calls::SYS_creat | libc::SYS_openat2 => self.lasting(),
             // Other flags of an open do not change a file's content.
-            libc::SYS_open if cuts(a[1]) => self.lasting(),
+            calls::SYS_open if cuts(a[1]) => self.lasting(),
             libc::SYS_openat if cuts(a[2]) => self.lasting(),
             _ => Vec::new(),
         }

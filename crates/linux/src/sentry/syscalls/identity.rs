@@ -2,7 +2,7 @@
 
 use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
-use crate::sentry::abi::StructBuilder;
+use crate::sentry::abi::{MACHINES, StructBuilder};
 use crate::sentry::fs::root_files::HOST;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::mm::user_memory::copy_out;
@@ -29,20 +29,20 @@ impl Sentry {
         match code {
             // An address outside the guest would fault when the stub loads it.
             ARCH_SET_FS | ARCH_SET_GS if value >= GUEST.end => return Err(Errno::PERM.into()),
-            ARCH_SET_FS => process.bases.fs = value,
-            ARCH_SET_GS => process.bases.gs = value,
-            ARCH_GET_FS => copy_out(process, value, &process.bases.fs.to_le_bytes())?,
-            ARCH_GET_GS => copy_out(process, value, &process.bases.gs.to_le_bytes())?,
+            ARCH_SET_FS => process.bases.tls = value,
+            ARCH_SET_GS => process.bases.second = value,
+            ARCH_GET_FS => copy_out(process, value, &process.bases.tls.to_le_bytes())?,
+            ARCH_GET_GS => copy_out(process, value, &process.bases.second.to_le_bytes())?,
             _ => return Err(Errno::INVAL.into()),
         }
         Ok(ZERO)
     }
 
-    /// `uname(2)`: the names are constants. With the personality of 32 bits the machine is `i686`.
+    /// `uname(2)`: the names are constants. The personality of 32 bits has another machine.
     pub(in crate::sentry) fn sys_uname(&mut self, process: &mut Process, to: u64) -> SyscallResult {
         let mut bytes = vec![0; 6 * 65];
         let is_short = self.state.current().info.traits.persona & 0xff == PER_LINUX32;
-        let machine = if is_short { "i686" } else { "x86_64" };
+        let machine = MACHINES[usize::from(is_short)];
         for (index, name) in ["Linux", HOST, RELEASE, VERSION, machine, "(none)"].iter().enumerate()
         {
             bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());

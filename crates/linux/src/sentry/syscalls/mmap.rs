@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use crate::file_cache::FileCache;
 use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
+use crate::sentry::abi::MAP_LOW;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::FileObject;
@@ -75,7 +76,7 @@ impl Sentry {
                 return Err(Errno::EXIST.into());
             }
         }
-        let low = flags & libc::MAP_32BIT != 0;
+        let low = flags & MAP_LOW != 0;
         // The budget comes before the bytes of a file.
         let planned = self.state.layout.plan(at, low, length, prot, named || shared)?;
         let whole = planned.end - planned.start;
@@ -445,7 +446,7 @@ fn is_within_files(offset: u64, len: u64) -> bool {
     offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
 }
 
-/// The protection that x86-64 gives: writable memory is readable.
+/// The protection that the processor gives: writable memory is readable.
 fn readable(protection: u64) -> u64 {
     let writes = protection & libc::PROT_WRITE as u64 != 0;
     if writes { protection | libc::PROT_READ as u64 } else { protection }

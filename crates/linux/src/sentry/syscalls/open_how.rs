@@ -5,6 +5,7 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
+use crate::sentry::abi::KERNEL_LARGEFILE;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::mm::user_memory::{copy_in, path_in};
@@ -32,8 +33,6 @@ const FLAGS: u64 = (libc::O_ACCMODE
     | libc::O_CLOEXEC
     | libc::O_PATH
     | libc::O_TMPFILE) as u64;
-/// `O_LARGEFILE` as the kernel has it.
-const KERNEL_LARGEFILE: i32 = 0o100_000;
 const WITH_PATH: u64 =
     (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
 

@@ -2,7 +2,7 @@
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
-use crate::sentry::abi::StructBuilder;
+use crate::sentry::abi::{EPOLL_DATA, EPOLL_EVENT_LEN, StructBuilder};
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll::{INTERESTS_UNCHECKED, MAX_INTERESTS, MAX_SETS, ReadySets};
 use crate::sentry::kernel::epoll_set::{
@@ -281,9 +281,9 @@ impl Sentry {
         let interest = match operation as i32 {
             libc::EPOLL_CTL_DEL => None,
             libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
-                let bytes = copy_in(process, event, 12)?;
+                let bytes = copy_in(process, event, EPOLL_EVENT_LEN)?;
                 let wanted = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                let data = bytes[4..].iter().rev().fold(0, |word, &b| word << 8 | u64::from(b));
+                let data = bytes[EPOLL_DATA..].iter().rev().fold(0, |word, &b| word << 8 | u64::from(b));
                 Some(EpollInterest { description, wanted, data, reported: None, off: false })
             }
             _ => return Err(Errno::INVAL.into()),
@@ -388,9 +388,10 @@ impl Sentry {
             let reason = WaitReason::Files(vec![(self.state.table.id(set)?, IN)]);
             return Ok(SyscallControl::Wait(Wait::new(reason, until)));
         }
-        let mut bytes = Vec::with_capacity(12 * reported.len());
+        let mut bytes = Vec::with_capacity(EPOLL_EVENT_LEN * reported.len());
         for (_, interest, events, _) in &reported {
             bytes.extend(u32::from(named(*events, interest.wanted as u16)).to_le_bytes());
+            bytes.extend([0; EPOLL_DATA - 4]);
             bytes.extend(interest.data.to_le_bytes());
         }
         copy_out(process, to, &bytes)?;

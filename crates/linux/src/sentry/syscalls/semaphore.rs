@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
-use crate::sentry::abi::StructBuilder;
+use crate::sentry::abi::{SEMAPHORE_SET_LEN, StructBuilder, semaphore_times};
 use crate::sentry::kernel::semaphores::{
     MAX_IN_SET, MAX_OPERATIONS, MAX_VALUE, Refusal, Semaphore, SemaphoreOperation, SemaphoreSet,
 };
@@ -14,9 +14,8 @@ use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
 
-/// Bytes of `struct sembuf` and of `struct semid_ds`, and where the mode is in that.
+/// Bytes of `struct sembuf`, and where the mode is in `struct semid_ds`.
 const OPERATION_LEN: u64 = 6;
-const SET_LEN: usize = 104;
 const MODE: usize = 20;
 // Commands of `semctl`.
 const GETPID: i32 = 11;
@@ -185,11 +184,8 @@ impl Sentry {
             // A number is an index as well.
             libc::IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
                 let [used, changed] = set.times.map(|time| time as u64);
-                let reply = permissions(set.key, self.state.namespaces.users.owner, set.mode)
-                    .word(used)
-                    .word(0)
-                    .word(changed)
-                    .word(0);
+                let reply = permissions(set.key, self.state.namespaces.users.owner, set.mode);
+                let reply = semaphore_times(reply, [used, changed]);
                 copy_out(process, argument, &reply.word(count as u64).word(0).word(0).0)?;
                 if command == libc::IPC_STAT { 0 } else { id }
             }
@@ -211,7 +207,7 @@ impl Sentry {
                 0
             }
             libc::IPC_SET => {
-                let given = copy_in(process, argument, SET_LEN)?;
+                let given = copy_in(process, argument, SEMAPHORE_SET_LEN)?;
                 let set = self.change().semaphores.get_mut(id)?;
                 set.mode = (u32::from(given[MODE]) | u32::from(given[MODE + 1]) << 8) & 0o777;
                 set.times[1] = now().seconds;

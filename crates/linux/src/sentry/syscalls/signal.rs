@@ -262,7 +262,7 @@ impl Sentry {
         old: u64,
     ) -> SyscallResult {
         let known = self.state.current().threads.current().signal_stack;
-        let on_it = process.register(Register::Rsp).wrapping_sub(known[0]) < known[2];
+        let on_it = process.register(Register::STACK).wrapping_sub(known[0]) < known[2];
         if new != 0 {
             let mut stack = [0; 3];
             for (index, word) in stack.iter_mut().enumerate() {

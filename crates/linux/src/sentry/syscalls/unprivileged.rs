@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use crate::platform::Process;
+use crate::platform::{Process, calls};
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::mm::layout::PAGE;
@@ -42,8 +42,8 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
             | libc::SYS_swapoff
             | libc::SYS_reboot
             | libc::SYS_vhangup
-            | libc::SYS_iopl
-            | libc::SYS_ioperm
+            | calls::SYS_iopl
+            | calls::SYS_ioperm
     )
 }
 

@@ -1,0 +1,76 @@
+//! arm64.
+
+pub(crate) mod calls;
+pub(crate) mod frame;
+pub(in crate::platform) mod inside;
+pub(in crate::platform) mod stub;
+pub(in crate::platform) mod vdso;
+
+use std::io;
+
+use crate::platform::PlatformError;
+
+/// The machine of ELF files (`EM_AARCH64`).
+pub(in crate::platform) const ELF_MACHINE: u16 = 183;
+/// `AUDIT_ARCH_AARCH64`.
+pub(in crate::platform) const AUDIT_ARCH: u32 = 0xc000_00b7;
+/// Bytes of the instruction that calls.
+pub(in crate::platform) const CALL_LEN: u64 = 4;
+/// One past the last address of user memory of 48 bits. The kernel maps nothing above without a
+/// hint.
+pub(in crate::platform) const TOP: u64 = 1 << 48;
+/// Whether [`inside`] has code that answers calls.
+pub(crate) const ANSWERS_INSIDE: bool = false;
+
+/// The largest `AT_MINSIGSTKSZ` of a processor whose state fits into each frame: the frame, its
+/// record and 16 bytes.
+const MAX_FRAME_STACK: usize = frame::FRAME_LEN + 32;
+/// Keys of pointer authentication, by instructions and data (`HWCAP_PACA`).
+const PACA: u64 = 1 << 30;
+const PR_PAC_SET_ENABLED_KEYS: u64 = 60;
+/// All keys but the generic one, which has no switch.
+const KEYS: u64 = 15;
+/// Features that programs see: bits of `AT_HWCAP` that need no state beside the registers of a
+/// frame, and no property of the host. So not SVE, pointer authentication, and the registers that
+/// name the processor (`HWCAP_CPUID`).
+const FEATURES: u64 = (1 << 22) - 1 - (1 << 11) | 1 << 23 | 1 << 25 | 1 << 26 | 1 << 27 | 1 << 29;
+
+/// Requires frames of one size: those of matrix registers (SME), and of vectors of more than 64
+/// bytes, are larger while a thread uses them.
+pub(in crate::platform) fn require() -> Result<(), PlatformError> {
+    if rustix::param::linux_minsigstksz() > MAX_FRAME_STACK {
+        return Err(PlatformError::missing(
+            "signal frames of one size",
+            io::Error::from_raw_os_error(libc::E2BIG),
+            "a processor without SME, with SVE vectors of at most 64 bytes, is needed",
+        ));
+    }
+    Ok(())
+}
+
+/// Calls of the zygote, number and arguments, that set up the processor for guests. Signed
+/// addresses in the memory of a guest would be wrong in a process with other keys.
+pub(in crate::platform) fn zygote_calls() -> Vec<[u64; 7]> {
+    if rustix::param::linux_hwcap().0 as u64 & PACA == 0 {
+        return Vec::new();
+    }
+    vec![[libc::SYS_prctl as u64, PR_PAC_SET_ENABLED_KEYS, KEYS, 0, 0, 0, 0]]
+}
+
+/// Properties of the processor that a frozen guest depends on.
+pub(in crate::platform) fn traits() -> u64 {
+    let features = rustix::param::linux_hwcap().0 as u64 & FEATURES;
+    features << 32 | rustix::param::linux_minsigstksz() as u64
+}
+
+/// Processor features in the auxiliary vector: `AT_HWCAP`.
+pub(crate) fn features() -> Option<u64> {
+    Some(rustix::param::linux_hwcap().0 as u64 & FEATURES)
+}
+
+impl crate::platform::process::Process {
+    /// No code inside answers calls on arm64, so no thread is there.
+    pub(crate) fn leave_inside(&mut self, _steps: bool) -> Result<bool, PlatformError> {
+        Ok(false)
+    }
+}
