@@ -7,13 +7,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define STUB 0x700000000000UL
-#define SIGNAL_STACK 0x700000018000UL
-/* Words of `struct sigcontext`, behind the return address, flags, link and stack of a frame. */
-enum { RSP = 15, RIP, FLAGS, SELECTORS, MASK = 32, REGISTERS = 6 };
+#include "processor.h"
+
 #define CHILDREN 40
 
-static long forged[64] __attribute__((aligned(64)));
+static long forged[FRAME_WORDS] __attribute__((aligned(64)));
 static char stack[1 << 16] __attribute__((aligned(64)));
 static int ready[2], never[2];
 
@@ -24,16 +22,14 @@ static void waits(void) {
 }
 
 static void block(void) {
-    const char *returns = 0;
-    for (const char *at = (void *)STUB; at < (char *)STUB + 4089; at++)
-        if (!memcmp(at, "\xb8\x0f\x00\x00\x00\x0f\x05", 7)) returns = at;
+    const unsigned char *returns = last_return();
     if (!returns) _exit(4);
-    forged[1] = 6, forged[3] = SIGNAL_STACK, forged[5] = 0x4000;
-    long *registers = forged + REGISTERS;
-    registers[RSP] = (long)stack + sizeof stack - 72, registers[RIP] = (long)waits;
-    registers[FLAGS] = 0x202, registers[SELECTORS] = 0x33 | 0x2bL << 48;
-    registers[MASK] = 1L << 22;
-    __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(forged + 1), "r"(returns) : "memory");
+    begin_frame(forged);
+    forged[STACK_] = SIGNAL_STACK, forged[STACK_LEN_] = 0x4000;
+    forged[POINTER_STACK] = ((long)stack + sizeof stack - 64 & -16) - (CALL_LEN == 1 ? 8 : 0);
+    forged[POINTER] = (long)waits;
+    forged[MASK_] = 1L << 22;
+    jump_on(returns, RETURNS_ON(forged));
 }
 
 int main(void) {

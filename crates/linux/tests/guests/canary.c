@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <immintrin.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +20,38 @@
 #include <unistd.h>
 
 #define SIZE (1 << 16)
+
+/* The rounding of numbers, and registers beside those that a signal frame holds. arm64 has none of
+ * the latter. */
+#ifdef __aarch64__
+static unsigned long rounding_mode(void) {
+    unsigned long control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    return control & 0xc00000;
+}
+static void round_to_zero(void) { __asm__ volatile("msr fpcr, %0" ::"r"(0xc00000UL)); }
+static void set_base(unsigned long base) { (void)base; }
+static unsigned long base_(void) { return 0x42000; }
+static void set_segment(unsigned segment) { (void)segment; }
+static unsigned segment_(void) { return 0; }
+#else
+#include <immintrin.h>
+static unsigned long rounding_mode(void) { return _mm_getcsr() & 0x6000; }
+static void round_to_zero(void) { _mm_setcsr(_mm_getcsr() | 0x6000); }
+static void set_base(unsigned long base) { __asm__ volatile("wrgsbase %0" ::"r"(base)); }
+static unsigned long base_(void) {
+    unsigned long base;
+    __asm__ volatile("rdgsbase %0" : "=r"(base));
+    return base;
+}
+static void set_segment(unsigned segment) { __asm__ volatile("mov %0, %%es" ::"r"(segment)); }
+static unsigned segment_(void) {
+    unsigned segment;
+    __asm__ volatile("mov %%es, %0" : "=r"(segment));
+    return segment;
+}
+#endif
+
 static int data = 42;
 static int zero[1000];
 static const char text[] = "constant";
@@ -53,10 +84,8 @@ static void look(char *out, char *stack) {
     sigprocmask(0, 0, &mask);
     prctl(PR_GET_NAME, name);
     pread(file, bytes, 63, 0);
-    unsigned long rounding = _mm_getcsr() & 0x6000, far_ = 0;
-    __asm__ volatile("rdgsbase %0" : "=r"(far_));
-    unsigned segment;
-    __asm__ volatile("mov %%es, %0" : "=r"(segment));
+    unsigned long rounding = rounding_mode(), far_ = base_();
+    unsigned segment = segment_();
     struct rlimit files;
     struct itimerspec left_ = {0};
     getrlimit(RLIMIT_NOFILE, &files);
@@ -100,9 +129,9 @@ static void dirty(char *stack) {
     int id;
     syscall(SYS_timer_create, CLOCK_MONOTONIC, &nobody, &id), syscall(SYS_timer_settime, id, 0, &late, 0);
     setrlimit(RLIMIT_NOFILE, &(struct rlimit){100, 200});
-    _mm_setcsr(_mm_getcsr() | 0x6000);
-    __asm__ volatile("wrgsbase %0" ::"r"(0x1234000UL));
-    __asm__ volatile("mov %0, %%es" ::"r"(0x2b));
+    round_to_zero();
+    set_base(0x1234000UL);
+    set_segment(0x2b);
     umask(077);
     /* Mappings: one new, one half unmapped, one with another protection, one emptied, one moved. */
     left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -132,7 +161,7 @@ int main(void) {
     mkdir("/tmp/clean", 0700), chdir("/tmp/clean");
     socketpair(AF_UNIX, SOCK_STREAM, 0, stream), socketpair(AF_UNIX, SOCK_DGRAM, 0, mail);
     file = open("/tmp/file", O_CREAT | O_RDWR, 0600), write(file, "clean", 5);
-    __asm__ volatile("wrgsbase %0" ::"r"(0x42000UL));
+    set_base(0x42000UL);
     for (;;) {
         long n = read(0, in, sizeof in - 1);
         if (n <= 0) return 0;

@@ -29,7 +29,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <unistd.h>
+#ifdef __x86_64__
 #include <xmmintrin.h>
+#endif
 
 static const char *failed;
 #define CHECK(what) do { if (!(what) && !failed) failed = #what; } while (0)
@@ -86,6 +88,7 @@ static void shared(void) {
 /* A number that is no call ends no process. */
 static void numbers(void) {
     CHECK(FAILS(ENOSYS, syscall(-1)) && FAILS(ENOSYS, syscall(0x40000027)) && FAILS(ENOSYS, syscall(100000)));
+#ifdef __x86_64__
     int status;
     if (!fork()) {
         long result;
@@ -93,13 +96,16 @@ static void numbers(void) {
         _exit(7);
     }
     CHECK(wait(&status) > 0 && (WIFSIGNALED(status) || WEXITSTATUS(status) == 7));
+#endif
 }
 
 static volatile int depth, traps;
 static volatile float zero;
 
 static void on_signal(int signal) {
+#ifdef __x86_64__
     traps = _mm_getcsr() & 0x1f80;
+#endif
     volatile float result = 1 / zero; /* It would trap with the interrupted thread's settings. */
 }
 
@@ -115,13 +121,15 @@ static void deeper(int signal) {
 
 /* A handler begins with the settings of a new program, and an alternate stack ends at its end. */
 static void handlers(void) {
-    unsigned before = _mm_getcsr();
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGUSR1, &action, 0);
+#ifdef __x86_64__
+    unsigned before = _mm_getcsr();
     _mm_setcsr(before & ~0x1f80u);
     raise(SIGUSR1);
     CHECK(traps == 0x1f80 && (_mm_getcsr() & 0x1f80) == 0);
     _mm_setcsr(before);
+#endif
     int status;
     if (!fork()) {
         stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};

@@ -12,25 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define STUB 0x700000000000UL
-#define CONTROL 0x700000010000UL
+#include "processor.h"
 
-static long raw(long n, long a, long b, long c, long d, long e, long f) {
-    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
-    long result;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
-    return result;
-}
-
-/* Jumps to the nth `syscall` instruction of the stub with these registers. It does not come back.
+/* Jumps to the nth system call instruction of the stub with these registers. It does not come back.
  */
 static void from_stub(int nth, long n, long a, long b, long c, long d) {
-    const unsigned char *code = (void *)STUB;
-    for (int i = 0; i < 4095; i++)
-        if (code[i] == 0x0f && code[i + 1] == 0x05 && nth-- == 0) {
-            register long r10 __asm__("r10") = d;
-            __asm__ volatile("jmp *%5" ::"a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(code + i) : "memory");
-        }
+    const unsigned char *call = in_stub(nth, is_call);
+    if (call) jump_with(call, n, a, b, c, d);
     write(1, "no such place\n", 14);
 }
 
@@ -65,19 +53,21 @@ int main(void) {
                 made += raw(i, -1, -1, -1, -1, -1, -1) >= 0;
             }
             break;
-        case 1: from_stub(nth, SYS_open, (long)marker, O_CREAT | O_RDWR, 0600, 0); break;
+        case 1: {
+            long arguments[4], number = open_from(arguments, marker, O_CREAT | O_RDWR, 0600);
+            from_stub(nth, number, arguments[0], arguments[1], arguments[2], arguments[3]);
+            break;
+        }
         case 2: from_stub(nth, SYS_kill, raw(SYS_getppid, 0, 0, 0, 0, 0, 0), 9, 0, 0); break;
         case 3: from_stub(nth, SYS_mmap, 0x10000000, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED); break;
-        case 4: from_stub(nth, SYS_fork, 0, 0, 0, 0); break;
+        case 4: from_stub(nth, FORK, 0, 0, 0); break;
         case 23: from_stub(nth, SYS_clone, CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD, 0, 0, 0); break; /* The command that forks. */
         case 5: from_stub(nth, SYS_getppid, 0, 0, 0, 0); break; /* A request with an invalid frame. */
         case 6: { /* The loop of the stub, with commands from the guest. */
             long *orders = (void *)CONTROL;
             orders[0] = 1, orders[1] = 0, orders[2] = 1, orders[5] = 0, orders[6] = CONTROL;
-            orders[8] = SYS_open, orders[9] = (long)marker, orders[10] = O_CREAT | O_RDWR, orders[11] = 0600;
-            const unsigned char *code = (void *)STUB;
-            for (int i = 0; i < 4095; i++)
-                if (code[i] == 0x48 && code[i + 1] == 0xbb) __asm__ volatile("jmp *%0" ::"r"(code + i) : "memory");
+            orders[8] = open_from(orders + 9, marker, O_CREAT | O_RDWR, 0600);
+            jump_with(in_stub(0, is_loop), 0, 0, 0, 0, 0);
             break;
         }
         case 7: /* Over the stub, its memory, the image. */
@@ -94,23 +84,22 @@ int main(void) {
         case 8: *(volatile char *)STUB = 1; break;
         case 9: *(volatile char *)0x710000000000UL = 1; break;
         case 10: /* Another architecture's calls. */
+#ifdef __x86_64__
             __asm__ volatile("int $0x80" : "=a"(made) : "a"(5), "b"(0), "c"(0), "d"(0));
+#endif
             break;
-        case 11: made = raw(SYS_open | 0x40000000, (long)marker, O_CREAT | O_RDWR, 0600, 0, 0, 0) >= 0; break;
+        case 11: made = raw(SYS_openat | 0x40000000, -100, (long)marker, O_CREAT | O_RDWR, 0600, 0, 0) >= 0; break;
         case 12: { /* A frame with the signal blocked and the stack elsewhere, through the stub's own return. */
-            static long frame[200] __attribute__((aligned(64)));
+            static long frame[FRAME_WORDS] __attribute__((aligned(64)));
             memset(frame, 0, sizeof frame);
             static char stack[4096];
-            frame[0] = 6, frame[2] = (long)stack, frame[4] = sizeof stack;
-            frame[5 + 15] = (long)(stack + 2048), frame[5 + 16] = (long)raw, frame[5 + 17] = 0x202, frame[5 + 18] = 0x33 | 0x2bL << 48;
-            frame[5 + 8] = SYS_brk; /* rdi of the call to raw */
-            frame[5 + 32] = nth == 1 ? -1 : 0;
-            if (nth == 2) frame[2] = (long)initial, frame[4] = sizeof initial; /* The kernel should write there. */
-            const unsigned char *code = (void *)STUB;
-            int last = 0;
-            for (int i = 0; i < 4095; i++)
-                if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
-            __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(frame), "r"(code + last) : "memory");
+            begin_frame(frame);
+            frame[STACK_] = (long)stack, frame[STACK_LEN_] = sizeof stack;
+            frame[POINTER_STACK] = (long)(stack + 2048), frame[POINTER] = (long)raw;
+            frame[ARGUMENT] = SYS_brk; /* The call of raw. */
+            frame[MASK_] = nth == 1 ? -1 : 0;
+            if (nth == 2) frame[STACK_] = (long)initial, frame[STACK_LEN_] = sizeof initial; /* The kernel should write there. */
+            jump_on(last_return(), RETURNS_ON(frame));
             break;
         }
         case 13: { /* As many maps, files and descriptors as there are. */
@@ -139,30 +128,34 @@ int main(void) {
         case 16: raw(SYS_mprotect, (long)in & -4096, 1 << 30, 0, 0, 0, 0), raw(SYS_munmap, 0x10000, STUB - 0x10000, 0, 0, 0, 0); break;
         case 21: /* Works, and has its process killed. */
             for (volatile long work = 0; work < 100000000; work++);
-            from_stub(nth, SYS_fork, 0, 0, 0, 0);
+            from_stub(nth, FORK, 0, 0, 0);
             break;
         case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* These pass every filter of the kernel. */
         case 18: *(volatile char *)0x700000100000UL = 1; break; /* The data of the vDSO. */
         case 19: { /* A request by a jump with the direction flag set, in the frame of an earlier call. */
             raw(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
             write(1, "0\n", 2);
-            for (long *at = (void *)(CONTROL + 0x8000); at < (long *)(CONTROL + 0xc000 - 512); at++)
-                if (at[0] == 7 && at[1] == 0 && at[2] == CONTROL + 0x8000 && at[4] == 0x4000) {
+            for (long *at = (void *)SIGNAL_STACK; at < (long *)(CONTROL + 0xc000 - 512); at++)
+                if (is_frame(at)) {
+#ifdef __aarch64__
+                    at[NUMBER] = SYS_read, at[ARGUMENT] = 0, at[ARGUMENT + 1] = (long)in, at[ARGUMENT + 2] = 64;
+                    jump_on((void *)STUB, at);
+#else
                     at[5 + 13] = SYS_read, at[5 + 8] = 0, at[5 + 9] = (long)in, at[5 + 12] = 64;
                     __asm__ volatile("mov %0, %%rsp\n std\n jmp *%1" ::"r"(at - 1), "r"(STUB) : "memory");
+#endif
                 }
             break;
         }
         case 20: { /* A return from a frame in memory that was never touched. */
-            const unsigned char *code = (void *)STUB;
-            int last = 0;
-            for (int i = 0; i < 4095; i++)
-                if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
-            __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(0x710000000000UL + 4096L * nth), "r"(code + last) : "memory");
+            jump_on(last_return(), (void *)(0x710000000000UL + 4096L * nth));
             break;
         }
         case 22: { /* A fork, from a forged frame, by a request after which the processor interrupts the stub. */
             raw(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+#ifdef __aarch64__
+            raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0, 0, 0), nth ? SIGTRAP : SIGILL, 0, 0, 0, 0); /* No program traps its own steps. */
+#else
             for (long *at = (void *)(CONTROL + 0x8000); at < (long *)(CONTROL + 0xc000 - 512); at++)
                 if (at[0] == 7 && at[1] == 0 && at[2] == CONTROL + 0x8000 && at[4] == 0x4000) {
                     static long frame[200] __attribute__((aligned(64)));
@@ -174,12 +167,13 @@ int main(void) {
                         if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
                     for (int i = 4094; i >= 0; i--)
                         if (code[i] == 0x0f && code[i + 1] == 0x05) first = i;
-                    frame[0] = 6, frame[2] = CONTROL + 0x8000, frame[4] = 0x4000;
+                    frame[0] = 6, frame[2] = SIGNAL_STACK, frame[4] = 0x4000;
                     frame[5 + 12] = frame[5 + 15] = (long)(at - 1), frame[5 + 13] = SYS_getppid;
                     frame[5 + 16] = (long)STUB + first, frame[5 + 17] = 0x302, frame[5 + 18] = 0x33 | 0x2bL << 48;
                     frame[5 + 32] = nth ? -1 : 0; /* Signals blocked: the trap ends it. Else it enters the handler. */
                     __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(frame), "r"(code + last) : "memory");
                 }
+#endif
             break;
         }
         case 24: /* Forks without an end. */

@@ -55,7 +55,7 @@ static void calls(void) {
     FAULTS("recvfrom", SYS_recvfrom, locals[0], past, 8, 0, 0, 0);
     FAULTS("recvmsg", SYS_recvmsg, locals[0], &message, 0);
     FAULTS("getdents64", SYS_getdents64, folder, past, P);
-    FAULTS("readlink", SYS_readlink, "/tmp/link", past, 64);
+    FAULTS("readlink", SYS_readlinkat, AT_FDCWD, "/tmp/link", past, 64);
     FAULTS("getcwd", SYS_getcwd, past, 64);
     FAULTS("getrandom", SYS_getrandom, past, 8, 0);
     FAULTS("uname", SYS_uname, past);
@@ -69,7 +69,7 @@ static void calls(void) {
     FAULTS("socketpair", SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, past);
     FAULTS("getsockname", SYS_getsockname, locals[0], past, past + 64);
     FAULTS("sigaction", SYS_rt_sigaction, 10, 0, past, 8);
-    FAULTS("poll", SYS_poll, past, 1, 0);
+    FAULTS("poll", SYS_ppoll, past, 1, &(struct timespec){0}, 0, 8);
     // Nothing was taken, and no descriptor was left.
     int free = dup(0);
     IS(free == packets[1] + 1);

@@ -3,7 +3,19 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#ifdef __aarch64__
+#include <arm_neon.h>
+typedef float64x2_t Vector;
+#define VECTOR_OF vdupq_n_f64
+#define VECTOR_TO vst1q_f64
+#define IN_VECTOR "+w"
+#else
 #include <immintrin.h>
+typedef __m128d Vector;
+#define VECTOR_OF _mm_set1_pd
+#define VECTOR_TO _mm_storeu_pd
+#define IN_VECTOR "+x"
+#endif
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -68,11 +80,11 @@ static void *adds(void *count) {
 /* Spins on a flag that only another thread sets, with state in vector registers and its own base.
  */
 static void *spins(void *mark) {
-    __m128d kept = _mm_set1_pd((double)(long)mark);
+    Vector kept = VECTOR_OF((double)(long)mark);
     long own = local = (long)mark;
-    while (!stop) __asm__ volatile("" : "+x"(kept));
+    while (!stop) __asm__ volatile("" : IN_VECTOR(kept));
     double out[2];
-    _mm_storeu_pd(out, kept);
+    VECTOR_TO(out, kept);
     return (void *)(long)(out[0] == (double)(long)mark && out[1] == out[0] && own == local);
 }
 
@@ -92,8 +104,13 @@ static void fault(int signal, siginfo_t *info, void *context) {
 /* Steps over the instruction that failed: the frame that it returns through is changed. */
 static void step(int signal, siginfo_t *info, void *context) {
     ucontext_t *c = context;
+#ifdef __aarch64__
+    c->uc_mcontext.pc += 4;
+    c->uc_mcontext.regs[0] = 4711;
+#else
     c->uc_mcontext.gregs[REG_RIP] += 2;
     c->uc_mcontext.gregs[REG_RAX] = 4711;
+#endif
     faults += signal;
 }
 
@@ -230,12 +247,21 @@ int main(void) {
             sigaction(SIGILL, &(struct sigaction){.sa_sigaction = step, .sa_flags = SA_SIGINFO}, 0);
             sigaction(SIGFPE, &(struct sigaction){.sa_sigaction = step, .sa_flags = SA_SIGINFO}, 0);
             long value = 0;
-            __m128d kept = _mm_set1_pd(1.5);
+            Vector kept = VECTOR_OF(1.5);
+#ifdef __aarch64__
+            /* A division by 0 has a result. */
+            register long first __asm__("x0") = 0;
+            __asm__ volatile("udf #0" : "+r"(first), IN_VECTOR(kept));
+            ok = first, first = 0;
+            __asm__ volatile("udf #0\n udf #0" : "+r"(first), IN_VECTOR(kept));
+            value = first;
+#else
             __asm__ volatile("ud2" : "=a"(value), "+x"(kept));
             ok = value;
             __asm__ volatile("div %%ecx" : "+a"(value) : "c"(0), "d"(0));
+#endif
             double out_[2];
-            _mm_storeu_pd(out_, kept);
+            VECTOR_TO(out_, kept);
             sprintf(out, "%d %ld %ld %d\n", (int)faults, ok, value, out_[0] == 1.5);
         } else if (!strncmp(in, "pipe", 4)) {
             fcntl(pipes[1], F_SETFL, 0);
@@ -285,7 +311,11 @@ int main(void) {
             srand(atoi(in + 6));
             for (int i = 0; i < 4096; i++) frame[i] = atoi(in + 6) % 3 ? (unsigned long)rand() << 32 ^ rand() * 7919UL : -1UL;
             if (atoi(in + 6) % 2) frame[1024 + 5 + 23] = (unsigned long)(frame + 2048), frame[1024 + 5 + 15] = (unsigned long)(frame + 1000), frame[1024 + 5 + 16] = (unsigned long)main;
+#ifdef __aarch64__
+            __asm__ volatile("mov sp, %0\n mov x8, 139\n svc #0" ::"r"(frame + 1024) : "memory");
+#else
             __asm__ volatile("mov %0, %%rsp\n mov $15, %%eax\n syscall" ::"r"(frame + 1024) : "memory");
+#endif
         } else if (!strncmp(in, "thread ends", 11)) { /* The first thread ends, another answers. */
             stop = 0;
             syscall(SYS_exit, 0);
