@@ -7,6 +7,7 @@
 
 mod archive;
 mod cross;
+mod guest_programs;
 mod machine;
 mod packages;
 mod test_run;
@@ -32,7 +33,7 @@ pub(crate) use trial::try_archive;
 
 /// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm
 /// guests take minutes to compile and longer to run: `--package wasm`.
-const PACKAGES: [(&str, bool); 9] = [
+const PACKAGES: [(&str, bool); 10] = [
     ("sys", true),
     ("frames", true),
     ("pool", true),
@@ -41,6 +42,7 @@ const PACKAGES: [(&str, bool); 9] = [
     ("snapshot", false),
     ("store", false),
     ("pager", false),
+    ("linux", false),
     ("cli", false),
 ];
 

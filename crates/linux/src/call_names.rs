@@ -49,3 +49,27 @@ pub fn call_name(number: i64) -> Option<&'static str> {
         None => FIRST.get(number).copied().filter(|name| !name.is_empty()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_c_library() {
+        for (number, name) in [
+            (libc::SYS_read, "read"),
+            (libc::SYS_openat, "openat"),
+            (libc::SYS_newfstatat, "newfstatat"),
+            (libc::SYS_rt_sigreturn, "rt_sigreturn"),
+            (libc::SYS_clone, "clone"),
+            (libc::SYS_mmap, "mmap"),
+            (libc::SYS_statx, "statx"),
+            (libc::SYS_pidfd_send_signal, "pidfd_send_signal"),
+            (libc::SYS_clone3, "clone3"),
+            (libc::SYS_fchmodat2, "fchmodat2"),
+        ] {
+            assert_eq!(call_name(number), Some(name), "{number}");
+        }
+        assert_eq!((call_name(400), call_name(1 << 32), call_name(-1)), (None, None, None));
+    }
+}

@@ -23,8 +23,8 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 const LOADED: [&str; 4] = ["ld-linux-aarch64.so.1", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
 /// The commands of busybox in the machine.
-const COMMANDS: [&str; 15] = [
-    "cat", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sh", "sleep",
+const COMMANDS: [&str; 16] = [
+    "cat", "cp", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sh", "sleep",
     "tar", "timeout", "wget",
 ];
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use super::cross::{TARGET, folder};
+use super::guest_programs;
 use super::machine::Machine;
 use crate::tally::Tally;
 
@@ -62,6 +63,9 @@ impl TestRun {
         folders.dedup();
         for folder in folders {
             add_data(&mut machine, &folder.join("tests"))?;
+        }
+        if self.programs.iter().any(|program| program.package == "linux") {
+            guest_programs::add(&mut machine)?;
         }
         for command in &self.commands {
             machine.add_program(command, command)?;

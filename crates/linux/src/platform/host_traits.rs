@@ -6,28 +6,28 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{arch, vdso};
+use super::vdso;
 
 /// Properties that must be equal where a frozen guest is thawed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostTraits {
     /// blake3 of the vDSO; zeros without one.
     clock: [u8; 32],
-    /// Bytes that a signal frame takes, and on arm64 the features that programs see.
-    processor: u64,
+    /// Bytes that a signal frame takes.
+    frame: u64,
 }
 
 impl HostTraits {
     /// The properties of this host.
     pub(crate) fn here() -> Self {
         let clock = std::fs::read_to_string("/proc/self/maps").ok().and_then(|list| clock(&list));
-        Self { clock: clock.unwrap_or_default(), processor: arch::traits() }
+        Self { clock: clock.unwrap_or_default(), frame: rustix::param::linux_minsigstksz() as u64 }
     }
 
     /// The first property that differs on this host, if any.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         let here = Self::here();
-        if self.processor != here.processor {
+        if self.frame != here.frame {
             return Err("the processor's state (the size of a signal frame)");
         }
         if self.clock != here.clock {
@@ -58,8 +58,8 @@ mod tests {
         let here = HostTraits::here();
         assert_eq!(here.check(), Ok(()));
         assert_eq!(here, HostTraits::here());
-        let processor = here.processor + 64;
-        assert!(HostTraits { processor, ..here.clone() }.check().unwrap_err().contains("processor"));
+        let frame = here.frame + 64;
+        assert!(HostTraits { frame, ..here.clone() }.check().unwrap_err().contains("processor"));
         let clock = [1; 32];
         assert!(HostTraits { clock, ..here }.check().unwrap_err().contains("kernel"));
     }

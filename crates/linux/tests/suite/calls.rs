@@ -13,7 +13,7 @@ fn arms() -> BTreeMap<&'static str, &'static str> {
         let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
         &text[..end]
     };
-    let arms = DISPATCH.split("libc::SYS_").skip(1).filter_map(|arm| {
+    let arms = DISPATCH.split("::SYS_").skip(1).filter_map(|arm| {
         let (call, serve) = arm.split_once("=>")?;
         let (_, function) = serve.split_once("self.").filter(|(before, _)| before.len() < 40)?;
         call.ends_with(' ').then(|| (name(call), name(function)))
@@ -40,7 +40,9 @@ fn every_arm_of_the_dispatch_calls_a_function_named_after_its_call() {
     }
 }
 
+/// The numbers of the document are those of x86-64.
 #[test]
+#[cfg(target_arch = "x86_64")]
 fn every_call_has_the_name_of_its_row() {
     for line in DOCUMENT.lines() {
         let mut cells = line.split('|').map(str::trim).skip(1);

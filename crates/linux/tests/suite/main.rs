@@ -3,6 +3,7 @@
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 mod asked;
+#[cfg(target_arch = "x86_64")]
 mod bases;
 mod beside;
 mod billed;
@@ -26,6 +27,7 @@ mod generation;
 mod http;
 mod image;
 mod inode_numbers;
+#[cfg(target_arch = "x86_64")]
 mod inside;
 mod ipc;
 mod isolation;
@@ -55,6 +57,7 @@ mod sockets;
 mod spare;
 mod spent;
 mod start_to_end;
+#[cfg(target_arch = "x86_64")]
 mod stub;
 mod terminals;
 mod threads;

@@ -30,10 +30,17 @@ const PACA: u64 = 1 << 30;
 const PR_PAC_SET_ENABLED_KEYS: u64 = 60;
 /// All keys but the generic one, which has no switch.
 const KEYS: u64 = 15;
-/// Features that programs see: bits of `AT_HWCAP` that need no state beside the registers of a
-/// frame, and no property of the host. So not SVE, pointer authentication, and the registers that
-/// name the processor (`HWCAP_CPUID`).
-const FEATURES: u64 = (1 << 22) - 1 - (1 << 11) | 1 << 23 | 1 << 25 | 1 << 26 | 1 << 27 | 1 << 29;
+/// Features that programs see: those of a snapshot's list of features that need no state beside the
+/// registers of a frame. So not SVE, pointer authentication, and the registers that name the
+/// processor (`HWCAP_CPUID`).
+const FEATURES: u64 = {
+    let (fp, asimd, aes, pmull, sha1, sha2) = (1, 1 << 1, 1 << 3, 1 << 4, 1 << 5, 1 << 6);
+    let (crc32, atomics, fphp, asimdhp, rdm) = (1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 12);
+    let (lrcpc, sha3, dot_product, sha512) = (1 << 15, 1 << 17, 1 << 20, 1 << 21);
+    let (fhm, unaligned_atomics) = (1 << 23, 1 << 25);
+    let crypto = aes | pmull | sha1 | sha2 | crc32 | sha3 | sha512;
+    fp | asimd | atomics | fphp | asimdhp | rdm | lrcpc | dot_product | fhm | unaligned_atomics | crypto
+};
 
 /// Requires frames of one size: those of matrix registers (SME), and of vectors of more than 64
 /// bytes, are larger while a thread uses them.
@@ -55,12 +62,6 @@ pub(in crate::platform) fn zygote_calls() -> Vec<[u64; 7]> {
         return Vec::new();
     }
     vec![[libc::SYS_prctl as u64, PR_PAC_SET_ENABLED_KEYS, KEYS, 0, 0, 0, 0]]
-}
-
-/// Properties of the processor that a frozen guest depends on.
-pub(in crate::platform) fn traits() -> u64 {
-    let features = rustix::param::linux_hwcap().0 as u64 & FEATURES;
-    features << 32 | rustix::param::linux_minsigstksz() as u64
 }
 
 /// Processor features in the auxiliary vector: `AT_HWCAP`.

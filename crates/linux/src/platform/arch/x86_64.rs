@@ -40,11 +40,6 @@ pub(in crate::platform) fn zygote_calls() -> Vec<[u64; 7]> {
     Vec::new()
 }
 
-/// Properties of the processor that a frozen guest depends on.
-pub(in crate::platform) fn traits() -> u64 {
-    rustix::param::linux_minsigstksz() as u64
-}
-
 /// Processor features in the auxiliary vector: `AT_HWCAP`. Programs query those of x86-64 by
 /// instruction.
 pub(crate) fn features() -> Option<u64> {
