@@ -38,17 +38,15 @@ mod working_set;
 mod write_tracker;
 mod zygote;
 
+pub(crate) use arch::frame as layout;
+pub(crate) use arch::inside::is_answered_inside;
+pub(crate) use arch::{ANSWERS_INSIDE, calls, features};
 pub use billed_time::{guest_cpu_time, take_guest_cpu_time};
 pub(crate) use commands::{Continuation, INPUT_LEN, StubCommands};
 pub(crate) use cpu_pinning::CpuPinning;
-pub(crate) use arch::inside::is_answered_inside;
-pub(crate) use arch::frame as layout;
-pub(crate) use arch::{ANSWERS_INSIDE, calls, features};
 pub(crate) use frame::{Context, INFO, INFO_LEN, Register, Registers};
 pub(crate) use host_traits::HostTraits;
-pub(crate) use inside::{
-    ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, STAT_LEN,
-};
+pub(crate) use inside::{ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, STAT_LEN};
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use memory_accounting::is_memory_accounted;

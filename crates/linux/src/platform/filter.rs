@@ -38,7 +38,7 @@ const STREAMS: u32 = 3;
 
 /// Calls at which orders may have to be carried out, or at which a thread of the guest may wait,
 /// end, or be given other registers.
-const ORDERED: [libc::c_long; 45] = [
+const ORDERED: [libc::c_long; 43] = [
     libc::SYS_readv,
     libc::SYS_mmap,
     libc::SYS_mremap,
@@ -48,7 +48,6 @@ const ORDERED: [libc::c_long; 45] = [
     calls::SYS_arch_prctl,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    libc::SYS_kill,
     libc::SYS_tkill,
     libc::SYS_tgkill,
     libc::SYS_rt_sigqueueinfo,
@@ -75,7 +74,6 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_recvmmsg,
-    libc::SYS_wait4,
     libc::SYS_waitid,
     calls::SYS_fork,
     calls::SYS_vfork,
@@ -85,6 +83,9 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_sigaltstack,
     libc::SYS_set_tid_address,
 ];
+
+/// Further such calls, for which a process group is a negative first argument.
+const ORDERED_OF_GROUPS: [libc::c_long; 2] = [libc::SYS_kill, libc::SYS_wait4];
 
 /// Calls that make processes or replace programs, and are no orders of the sentry. `clone` with
 /// other flags than those of a fork is treated like them. The limit of processes does not bind
@@ -124,7 +125,11 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
     // Instructions that test the number of a call from the stub.
-    let (processes, ordered) = (present(&PROCESSES), present(&ORDERED));
+    let (processes, mut ordered) = (present(&PROCESSES), present(&ORDERED));
+    let mut of_groups = present(&ORDERED_OF_GROUPS);
+    if arch::RESTARTS.is_empty() {
+        ordered.append(&mut of_groups);
+    }
     let inside = (PASSED.len() + processes.len()) as u8 + 6;
     let mut program = vec![
         load(ARCHITECTURE),
@@ -161,7 +166,20 @@ pub(crate) fn program() -> Vec<sock_filter> {
     // One instruction for each: the kernel compiles them for every process.
     for (index, number) in ordered.iter().enumerate() {
         let behind = ordered.len() - 1 - index + 4;
-        program.push(jump(BPF_JEQ, *number, behind as u8, 0));
+        let tests = if of_groups.is_empty() { 0 } else { of_groups.len() + 3 };
+        program.push(jump(BPF_JEQ, *number, (behind + tests) as u8, 0));
+    }
+    for (index, number) in of_groups.iter().enumerate() {
+        let behind = of_groups.len() - 1 - index;
+        program.push(jump(BPF_JEQ, *number, behind as u8, if behind == 0 { 3 } else { 0 }));
+    }
+    if !of_groups.is_empty() {
+        let errors = arch::RESTARTS;
+        program.extend([
+            load(FIRST_ARGUMENT),
+            jump(BPF_JGE, errors.start as u32, 0, 5),
+            jump(BPF_JGE, errors.end as u32, 4, 3),
+        ]);
     }
     program.extend([
         jump(BPF_JEQ, libc::SYS_read as u32, 0, 2),
@@ -229,6 +247,7 @@ mod tests {
                     _ if inside => SECCOMP_RET_USER_NOTIF,
                     libc::SYS_read => SECCOMP_RET_TRAP,
                     number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,
+                    number if ORDERED_OF_GROUPS.contains(&number) => SECCOMP_RET_TRAP,
                     _ => SECCOMP_RET_USER_NOTIF,
                 };
                 assert_eq!(
@@ -253,6 +272,21 @@ mod tests {
             assert_eq!(verdict(ARCH, stub::CODE, clone, flags), SECCOMP_RET_KILL_PROCESS);
         }
         assert_eq!(verdict(ARCH, stub::CODE, clone, fork), SECCOMP_RET_USER_NOTIF);
+    }
+
+    #[test]
+    fn an_argument_that_is_an_error_of_a_restart_reaches_the_sentry() {
+        for number in ORDERED_OF_GROUPS.map(|number| number as u32) {
+            for argument in -600..600 {
+                let expected = match arch::RESTARTS.contains(&argument) {
+                    true => SECCOMP_RET_USER_NOTIF,
+                    false => SECCOMP_RET_TRAP,
+                };
+                assert_eq!(verdict(ARCH, 0x40_1000, number, argument as u32), expected);
+            }
+        }
+        let futex = libc::SYS_futex as u32;
+        assert_eq!(verdict(ARCH, 0x40_1000, futex, -514_i32 as u32), SECCOMP_RET_TRAP);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
-use super::arch::CALL_LEN;
+use super::arch::{self, CALL_LEN};
 use super::attach::{BootDescriptors, require_processor};
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
@@ -42,6 +42,9 @@ use receipts::{ExpectedReceipt, ReceiptSource};
 /// How long the sentry sleeps until a process has booted. Afterwards it looks again and again, also
 /// whether the process has ended.
 const BOOT_WAIT: Duration = Duration::from_millis(20);
+
+/// Offset of the address behind a call in the `siginfo_t` of SIGSYS.
+const CALL_ADDRESS: usize = 16;
 
 /// A system call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,6 +280,13 @@ impl Process {
         }
         if FAULTS.contains(&signal) {
             return Ok(Event::Fault(signal));
+        }
+        if !arch::RESTARTS.is_empty() {
+            // The kernel restarts a call with such an argument, unless a handler keeps it from that.
+            let behind = self.control.read_word(offset + frame::INFO + CALL_ADDRESS);
+            if self.register(Register::POINTER).wrapping_add(CALL_LEN) == behind {
+                self.set_register(Register::POINTER, behind);
+            }
         }
         Ok(Event::Call(self.call()))
     }

@@ -131,7 +131,7 @@ impl Sentry {
             libc::SYS_symlinkat => self.sys_symlinkat(process, a[0], a[1], a[2]),
             calls::SYS_chmod => self.sys_chmod(process, a[0], a[1]),
             libc::SYS_fchmodat => self.sys_fchmodat(process, a[0], a[1], a[2]),
-            libc::SYS_fchmodat2 => self.sys_fchmodat2(process, a[0], a[1], a[2], a[3]),
+            calls::SYS_fchmodat2 => self.sys_fchmodat2(process, a[0], a[1], a[2], a[3]),
             libc::SYS_fchmod => self.sys_fchmod(a[0], a[1]),
             calls::SYS_utime => self.sys_utime(process, a[0], a[1]),
             calls::SYS_utimes => self.sys_utimes(process, a[0], a[1]),

@@ -16,6 +16,11 @@ pub(in crate::platform) const ELF_MACHINE: u16 = 183;
 pub(in crate::platform) const AUDIT_ARCH: u32 = 0xc000_00b7;
 /// Bytes of the instruction that calls.
 pub(in crate::platform) const CALL_LEN: u64 = 4;
+/// Values that the kernel takes for the result of an interrupted call, when the filter raises
+/// SIGSYS for a call with them as its first argument, because arguments and results share a
+/// register: `ERESTART_RESTARTBLOCK` to `ERESTARTSYS`. The handler then finds another argument, or
+/// the call before the next instruction.
+pub(in crate::platform) const RESTARTS: std::ops::Range<i32> = -516..-511;
 /// One past the last address of user memory of 48 bits. The kernel maps nothing above without a
 /// hint.
 pub(in crate::platform) const TOP: u64 = 1 << 48;
@@ -39,7 +44,16 @@ const FEATURES: u64 = {
     let (lrcpc, sha3, dot_product, sha512) = (1 << 15, 1 << 17, 1 << 20, 1 << 21);
     let (fhm, unaligned_atomics) = (1 << 23, 1 << 25);
     let crypto = aes | pmull | sha1 | sha2 | crc32 | sha3 | sha512;
-    fp | asimd | atomics | fphp | asimdhp | rdm | lrcpc | dot_product | fhm | unaligned_atomics | crypto
+    fp | asimd
+        | atomics
+        | fphp
+        | asimdhp
+        | rdm
+        | lrcpc
+        | dot_product
+        | fhm
+        | unaligned_atomics
+        | crypto
 };
 
 /// Requires frames of one size: those of matrix registers (SME), and of vectors of more than 64

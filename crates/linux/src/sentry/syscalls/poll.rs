@@ -283,7 +283,8 @@ impl Sentry {
             libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
                 let bytes = copy_in(process, event, EPOLL_EVENT_LEN)?;
                 let wanted = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                let data = bytes[EPOLL_DATA..].iter().rev().fold(0, |word, &b| word << 8 | u64::from(b));
+                let data =
+                    bytes[EPOLL_DATA..].iter().rev().fold(0, |word, &b| word << 8 | u64::from(b));
                 Some(EpollInterest { description, wanted, data, reported: None, off: false })
             }
             _ => return Err(Errno::INVAL.into()),

@@ -11,7 +11,7 @@ use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::result::{SyscallResult, ZERO};
 
 /// Least bytes of a signal stack.
-const SMALLEST_STACK: u64 = 2048;
+const SMALLEST_STACK: u64 = libc::MINSIGSTKSZ as u64;
 /// `SI_TKILL`.
 const TO_THREAD: i32 = -6;
 

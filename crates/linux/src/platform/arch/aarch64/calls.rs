@@ -1,6 +1,11 @@
 //! Numbers of the calls that arm64 lacks. No program can make them: a call has a number of 32 bits.
 
+#![allow(non_upper_case_globals, reason = "names as in `libc`")]
+
 use libc::c_long;
+
+/// Missing in `libc`.
+pub(crate) const SYS_fchmodat2: c_long = 452;
 
 const NONE: c_long = 1 << 32;
 

@@ -70,11 +70,10 @@ std::arch::global_asm!(
     "    sub x2, x2, 1",
     "    b 11b",
     // The bytes may be instructions. A processor reports that it keeps its caches equal by itself
-    // (`IDC` and `DIC`). The smallest line is 16 bytes, and all lines of 64 bytes or more have one
-    // of these addresses.
+    // (`IDC` and `DIC`). No line is smaller than 16 bytes.
     "12: mrs x5, ctr_el0",
-    "    and x5, x5, 3 << 28",
-    "    cmp x5, 3 << 28",
+    "    ubfx x5, x5, 28, 2",
+    "    cmp x5, 3",
     "    b.eq 15f",
     "    add x4, x0, x4",
     "    and x5, x0, -16",
