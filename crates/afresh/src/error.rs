@@ -70,12 +70,14 @@ pub enum OpenError {
         feature: &'static str,
     },
     /// This processor runs no such guests.
-    #[error("{what}: afresh runs {guests} on x86_64 Linux only, and this is {ARCH} {OS}")]
+    #[error("{what}: afresh runs {guests} on {places} only, and this is {ARCH} {OS}")]
     Processor {
         /// The reference.
         what: String,
         /// The kind of guests.
         guests: &'static str,
+        /// Where afresh runs them.
+        places: &'static str,
     },
     /// An option that this guest cannot have.
     #[error("{reference}: {why}")]

@@ -94,15 +94,14 @@
 //! |---|---|---|
 //! | `wasm` | Wasm modules and components, on wasmtime | yes |
 //! | `vm` | micro-VMs under KVM; x86-64 Linux only | |
-//! | `linux` | unmodified Linux programs; x86-64 Linux only | |
+//! | `linux` | unmodified Linux programs; Linux on x86-64 and arm64 | |
 //! | `remote` | snapshots in object stores (`s3://`, `gs://`, `az://`) and OCI registries (`oci://`) | |
 //! | `seal` | signed and sealed snapshots | |
 //! | `arena` | private memory that is zero at every start | |
 //! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first five | |
 //!
-//! On arm64 Linux `vm` and `linux` select nothing: the modules `vm` and `linux`, `image_program`
-//! and `stored_program` are missing there, and [`Kind::missing_reason`] names the processor. On
-//! other targets these two features fail the build.
+//! On arm64 Linux `vm` selects nothing: the module `vm` is missing there, and
+//! [`Kind::missing_reason`] names the processor. On other targets `vm` and `linux` fail the build.
 //!
 //! A feature compiles only its own kind of guest; the crate's README lists the build time of each
 //! feature. `remote` and `seal` bring TLS and cryptography, which take longer to build than the
@@ -117,15 +116,15 @@
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 
-// On arm64 Linux these features select nothing, so that the command of afresh builds there with the
-// same features. It builds for no other target, and the errors of missing names would not give the
+// On arm64 Linux `vm` selects nothing, so that the command of afresh builds there with the same
+// features. It builds for no other target, and the errors of missing names would not give the
 // reason.
 #[cfg(all(
     any(feature = "linux", feature = "vm"),
     not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))
 ))]
 compile_error!(
-    "the features `linux` and `vm` of afresh need x86_64 Linux, and select nothing on aarch64 Linux: build with `--no-default-features` and the features you need, such as `wasm`"
+    "the features `linux` and `vm` of afresh need Linux on x86_64 or aarch64, and `vm` selects nothing on aarch64: build with `--no-default-features` and the features you need, such as `wasm`"
 );
 
 #[cfg(feature = "snapshots")]

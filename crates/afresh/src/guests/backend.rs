@@ -8,7 +8,7 @@
 
 #[cfg(not(any(feature = "wasm", vm_guests, linux_guests)))]
 compile_error!(
-    "no kind of guest is enabled: enable the feature `wasm`, or on x86_64 Linux `vm` or `linux`"
+    "no kind of guest is enabled: enable the feature `wasm`, or on Linux `linux` or `vm`"
 );
 
 #[cfg(not(all(feature = "wasm", vm_guests, linux_guests)))]
@@ -100,7 +100,8 @@ impl Kind {
         if open.is_some() {
             None
         } else if self.lacks_processor() {
-            Some(format!("afresh runs {guests} on x86_64 Linux only, and this is {ARCH} {OS}"))
+            let places = self.places();
+            Some(format!("afresh runs {guests} on {places} only, and this is {ARCH} {OS}"))
         } else {
             Some(format!("this build of afresh lacks the feature `{}`", self.feature()))
         }
@@ -108,7 +109,16 @@ impl Kind {
 
     /// Whether no feature brings such guests to this processor and system.
     fn lacks_processor(self) -> bool {
-        matches!(self, Self::Machine | Self::Program) && (ARCH, OS) != ("x86_64", "linux")
+        match self {
+            Self::Module | Self::Component => false,
+            Self::Machine => (ARCH, OS) != ("x86_64", "linux"),
+            Self::Program => OS != "linux" || !["x86_64", "aarch64"].contains(&ARCH),
+        }
+    }
+
+    /// Where afresh runs guests that need a processor.
+    fn places(self) -> &'static str {
+        if self == Self::Program { "Linux on x86_64 and aarch64" } else { "x86_64 Linux" }
     }
 
     /// The opener of such guests, if the build has it, and their name.
@@ -253,7 +263,7 @@ impl CallError {
 fn lacking(name: &str, kind: Kind) -> OpenError {
     let what = name.to_owned();
     if kind.lacks_processor() {
-        return OpenError::Processor { what, guests: kind.support().1 };
+        return OpenError::Processor { what, guests: kind.support().1, places: kind.places() };
     }
     OpenError::Feature { what, feature: kind.feature() }
 }

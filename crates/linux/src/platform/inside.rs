@@ -37,8 +37,6 @@ pub(super) const NUMBERS_LEN: usize = 128;
 /// Bytes of the answers for a descriptor: number plus one, offset, size, `struct stat`, and the
 /// number of bytes of the file in the window.
 pub(super) const DESCRIPTOR_LEN: usize = 192;
-pub(super) const OFFSET: usize = 8;
-pub(super) const SIZE: usize = 16;
 pub(super) const STAT: usize = 24;
 pub(super) const WINDOW: usize = STAT + STAT_LEN;
 const _: () = assert!(WINDOW + 8 <= DESCRIPTOR_LEN);
@@ -91,16 +89,3 @@ pub(crate) enum Answer {
 
 /// Values of all [`Answer`]s.
 pub(crate) type Numbers = [u64; Answer::Blocked as usize + 1];
-
-/// How far the code inside has come with a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// The registers have its number and its address.
-    Begun,
-    /// The words have them.
-    Kept,
-    /// The words have them, and the first two arguments.
-    Copies,
-    /// It is answered.
-    Answered,
-}

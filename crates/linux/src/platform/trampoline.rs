@@ -23,24 +23,12 @@ pub(crate) const CELL_LEN: u64 = 8;
 const TAIL_LEN: u64 = 18;
 /// `cmpb $0,single(%rip)` and `je many`, which precede them for a `read` of glibc.
 pub(crate) const HEAD_LEN: u64 = 13;
-/// Bytes of the first one.
-pub(super) const COMPARISON_LEN: u64 = 7;
 /// Bytes of those two in the text, and of `xor %eax,%eax` behind them.
 pub(crate) const READ_LEN: u64 = 11;
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// Reads memory of a program.
 type Read<'a> = &'a dyn Fn(u64, usize) -> Option<Vec<u8>>;
-
-/// Where the thread is that was stopped in a trampoline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trampoline {
-    /// It is about to make this call.
-    Call { call: u64, number: u32 },
-    /// It has done nothing of the site that starts there, but may have compared the byte at
-    /// `single` with 0.
-    Head { start: u64, single: u64 },
-}
 
 /// Bytes before an address that are needed to recognise a trampoline there.
 pub(super) const BEFORE: usize = 12;
@@ -104,32 +92,4 @@ pub(crate) fn trampoline_cells(bytes: &[u8]) -> impl Iterator<Item = usize> + '_
     let cells = bytes.chunks_exact(CELL_LEN as usize).enumerate();
     let cells = cells.filter(|(_, cell)| *cell == INSIDE.to_le_bytes());
     cells.map(|(index, _)| index * CELL_LEN as usize)
-}
-
-impl Trampoline {
-    /// The trampoline with an instruction at `pointer`, and where the address of the code inside
-    /// must be. `near` are [`NEAR_LEN`] bytes, and [`BEFORE`] of them come first.
-    pub(crate) fn around(near: &[u8], pointer: u64) -> Option<(Self, u64)> {
-        let from = |start: usize| {
-            let address = pointer.wrapping_add(start as u64).wrapping_sub(BEFORE as u64);
-            near.get(start..).map(|bytes| (bytes, address))
-        };
-        for done in [0, 5, 12] {
-            let (bytes, address) = from(BEFORE - done)?;
-            if let Some((call, number, cell)) = parse(bytes, address) {
-                return Some((Self::Call { call, number }, cell));
-            }
-        }
-        for done in [0, COMPARISON_LEN as usize] {
-            let (bytes, address) = from(BEFORE - done)?;
-            if let [0x80, 0x3d, _, _, _, _, 0, 0x0f, 0x84, ..] = *bytes
-                && let Some(rest) = bytes.get(HEAD_LEN as usize..)
-                && let Some((call, _, cell)) = parse(rest, address.wrapping_add(HEAD_LEN))
-            {
-                let single = relative(bytes, 2, address)?.wrapping_add(1);
-                return Some((Self::Head { start: call.wrapping_sub(READ_LEN), single }, cell));
-            }
-        }
-        None
-    }
 }

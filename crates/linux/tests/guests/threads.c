@@ -283,7 +283,7 @@ int main(void) {
         } else if (!strncmp(in, "many", 4)) {
             int made = 0, error;
             pthread_attr_t small;
-            pthread_attr_init(&small), pthread_attr_setstacksize(&small, 65536);
+            pthread_attr_init(&small), pthread_attr_setstacksize(&small, 131072);
             while (!(error = pthread_create(&t[0], &small, idles, 0)) && made < 100000) made++;
             sprintf(out, "%d %d\n", made > 1000 && made < 5000, error == EAGAIN);
         } else if (!strncmp(in, "forever", 7)) {

@@ -90,6 +90,7 @@ impl Process {
     }
 
     /// A word of the code inside, which the guest can write.
+    #[cfg_attr(target_arch = "aarch64", allow(dead_code, reason = "for x86-64"))]
     pub(in crate::platform) fn inside_word(&self, at: usize) -> u64 {
         self.control.read_word(stub::INSIDE_WORDS + at)
     }

@@ -35,6 +35,7 @@ impl Process {
     }
 
     /// Where the guest's process sees the frame.
+    #[cfg_attr(target_arch = "aarch64", allow(dead_code, reason = "for x86-64"))]
     pub(crate) fn frame_address(&self) -> u64 {
         stub::CONTROL + self.frame() as u64
     }

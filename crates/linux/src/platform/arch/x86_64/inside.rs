@@ -2,9 +2,13 @@
 
 use crate::platform::inside::{
     ANSWERS_AT, Answer, BUFFER, CALL, CLOSED, DESCRIPTOR, DESCRIPTOR_LEN, DESCRIPTORS, NUMBER,
-    NUMBERS_LEN, OFFSET, PLACE, Progress, SIZE, STAT, WINDOW,
+    NUMBERS_LEN, PLACE, STAT, WINDOW,
 };
 use crate::platform::stub;
+
+/// Offsets in the answers for a descriptor.
+const OFFSET: usize = 8;
+const SIZE: usize = 16;
 
 /// Numbers of calls that may be answered inside.
 const NUMBERS: [libc::c_long; 16] = [
@@ -366,6 +370,19 @@ pub(in crate::platform) fn code() -> &'static [u8] {
     // SAFETY: both labels are in the same section of this very assembly, the second after the
     // first, so the bytes between them are initialised and belong to the program's read-only data.
     unsafe { std::slice::from_raw_parts(&raw const afresh_linux_inside, length) }
+}
+
+/// How far the code inside has come with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::platform) enum Progress {
+    /// The registers have its number and its address.
+    Begun,
+    /// The words have them.
+    Kept,
+    /// The words have them, and the first two arguments.
+    Copies,
+    /// It is answered.
+    Answered,
 }
 
 /// How far the code has come whose next instruction is at `pointer`; `None` if that is not of it.

@@ -1,15 +1,27 @@
 //! The return of a thread from the code that answers calls inside the process.
 
 use crate::platform::arch::CALL_LEN;
-use crate::platform::arch::inside::progress;
+use crate::platform::arch::inside::{Progress, progress};
 use crate::platform::frame::Register;
-use crate::platform::inside::{BUFFER, CALL, DESCRIPTOR, NUMBER, Progress};
+use crate::platform::inside::{BUFFER, CALL, DESCRIPTOR, NUMBER};
 use crate::platform::process::Process;
-use crate::platform::trampoline::{BEFORE, COMPARISON_LEN, NEAR_LEN, Trampoline};
+use crate::platform::trampoline::{BEFORE, HEAD_LEN, NEAR_LEN, READ_LEN, parse, relative};
 use crate::platform::{PlatformError, stub};
 
 /// The flag of a result that is 0.
 const ZERO_FLAG: u64 = 0x40;
+/// Bytes of the comparison that precedes the trampoline of a `read` of glibc.
+const COMPARISON_LEN: u64 = 7;
+
+/// Where the thread is that was stopped in a trampoline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trampoline {
+    /// It is about to make this call.
+    Call { call: u64, number: u32 },
+    /// It has done nothing of the site that starts there, but may have compared the byte at
+    /// `single` with 0.
+    Head { start: u64, single: u64 },
+}
 
 impl Process {
     /// Moves a thread that was stopped in the code inside, or on the way there, to its call or
@@ -73,5 +85,33 @@ impl Process {
                 Ok(false)
             }
         }
+    }
+}
+
+impl Trampoline {
+    /// The trampoline with an instruction at `pointer`, and where the address of the code inside
+    /// must be. `near` are [`NEAR_LEN`] bytes, and [`BEFORE`] of them come first.
+    pub(crate) fn around(near: &[u8], pointer: u64) -> Option<(Self, u64)> {
+        let from = |start: usize| {
+            let address = pointer.wrapping_add(start as u64).wrapping_sub(BEFORE as u64);
+            near.get(start..).map(|bytes| (bytes, address))
+        };
+        for done in [0, 5, 12] {
+            let (bytes, address) = from(BEFORE - done)?;
+            if let Some((call, number, cell)) = parse(bytes, address) {
+                return Some((Self::Call { call, number }, cell));
+            }
+        }
+        for done in [0, COMPARISON_LEN as usize] {
+            let (bytes, address) = from(BEFORE - done)?;
+            if let [0x80, 0x3d, _, _, _, _, 0, 0x0f, 0x84, ..] = *bytes
+                && let Some(rest) = bytes.get(HEAD_LEN as usize..)
+                && let Some((call, _, cell)) = parse(rest, address.wrapping_add(HEAD_LEN))
+            {
+                let single = relative(bytes, 2, address)?.wrapping_add(1);
+                return Some((Self::Head { start: call.wrapping_sub(READ_LEN), single }, cell));
+            }
+        }
+        None
     }
 }
