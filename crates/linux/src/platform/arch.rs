@@ -1,5 +1,5 @@
 //! The parts of the platform that depend on the processor: the code that runs in guest processes,
-//! the frame of a signal, and numbers of the kernel's interface. Each processor has the same names.
+//! the frame of a signal, and numbers of the kernel. Each processor has the same names.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

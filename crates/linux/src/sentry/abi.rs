@@ -18,7 +18,7 @@ pub(crate) use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-/// The frame of a handler, beside the registers of the thread.
+/// The parts of a handler's frame that are no registers of the thread.
 pub(in crate::sentry) struct HandlerFrame<'a> {
     pub(in crate::sentry) info: &'a SignalInfo,
     pub(in crate::sentry) action: &'a SignalAction,
@@ -28,7 +28,7 @@ pub(in crate::sentry) struct HandlerFrame<'a> {
     pub(in crate::sentry) stack: [u64; 3],
 }
 
-/// The state that a thread has after a handler, beside its registers.
+/// The parts of a frame that a thread returns to and that are no registers.
 pub(in crate::sentry) struct ReturnedState {
     pub(in crate::sentry) mask: u64,
     pub(in crate::sentry) stack: [u64; 3],

@@ -131,7 +131,8 @@ static void timers(void) {
     CHECK(old.it_value.tv_nsec > 0 && old.it_value.tv_nsec <= 2000000 && timer_getoverrun(quiet) == 0);
     CHECK(timer_create(CLOCK_MONOTONIC, 0, &alarm_) == 0);
     came = 0, handle(SIGALRM, 0);
-    CHECK(timer_settime(alarm_, 0, &once, 0) == 0 && usleep(1000000) == -1 && came == 1);
+    struct itimerspec later = {{0, 0}, {0, 200000000}};
+    CHECK(timer_settime(alarm_, 0, &later, 0) == 0 && usleep(10000000) == -1 && came == 1);
     /* A child has none. */
     pid_t pid = fork();
     int status;

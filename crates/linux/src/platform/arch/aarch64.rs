@@ -35,8 +35,8 @@ const PACA: u64 = 1 << 30;
 const PR_PAC_SET_ENABLED_KEYS: u64 = 60;
 /// All keys but the generic one, which has no switch.
 const KEYS: u64 = 15;
-/// Features that programs see: those of a snapshot's list of features that need no state beside the
-/// registers of a frame. So not SVE, pointer authentication, and the registers that name the
+/// Features that programs see. A snapshot lists them, and the registers of a frame are their only
+/// state. So not SVE, pointer authentication, and the registers that name the
 /// processor (`HWCAP_CPUID`).
 const FEATURES: u64 = {
     let (fp, asimd, aes, pmull, sha1, sha2) = (1, 1 << 1, 1 << 3, 1 << 4, 1 << 5, 1 << 6);

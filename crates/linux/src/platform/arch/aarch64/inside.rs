@@ -1,4 +1,4 @@
-//! The page beside the stub on arm64: the end of signal handlers. No code answers calls there.
+//! The page behind the stub on arm64: the end of signal handlers. No code answers calls there.
 //!
 //! Programs set no restorer on arm64, so that handlers return to code of the kernel, which guests
 //! do not have. Unwinders recognise these two instructions.
