@@ -30,12 +30,22 @@ done
 exec cp "/tests/guests/${source##*/}.$kind" "$to"
 "#;
 
-/// Compiles the programs and adds them.
+/// Files of the crate that its tests show to guests.
+const SHOWN: [&str; 5] =
+    ["Cargo.toml", "src/lib.rs", "src/program.rs", "src/subprocess.rs", "src/warm.rs"];
+
+/// Compiles the programs and adds them, and files that tests expect on each host.
 pub(super) fn add(machine: &mut Machine) -> Result<()> {
+    machine.add_link(Path::new("/usr/bin/env"), "/bin/busybox")?;
+    machine.add(Path::new("/etc/login.defs"), b"# empty\n")?;
+    let package = host::repository().join("crates/linux");
+    for file in SHOWN.map(|file| package.join(file)) {
+        machine.add_file(&file, &file)?;
+    }
     let made = folder().join("guests");
     fs::create_dir_all(&made)?;
     machine.add(Path::new("/bin/cc"), CC.as_bytes())?;
-    for entry in fs::read_dir(host::repository().join("crates/linux/tests/guests"))? {
+    for entry in fs::read_dir(package.join("tests/guests"))? {
         let source = entry?.path();
         let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if !name.ends_with(".c") || OF_X86_64.contains(&name.as_str()) {

@@ -91,6 +91,12 @@ impl Machine {
         self.root.program(inside(path), content).with_context(|| path.display().to_string())
     }
 
+    /// Adds a symbolic link.
+    pub(super) fn add_link(&mut self, path: &Path, to: &str) -> Result<()> {
+        self.add_folder(path.parent().context("a link is in a folder")?)?;
+        self.root.link(inside(path), to).with_context(|| path.display().to_string())
+    }
+
     /// Adds a file of the host.
     pub(super) fn add_file(&mut self, from: &Path, path: &Path) -> Result<()> {
         let content = fs::read(from).with_context(|| from.display().to_string())?;

@@ -140,7 +140,7 @@ static void dirty(char *stack) {
     mprotect(map + SIZE / 4, 4096, PROT_READ);
     madvise(map + SIZE / 4 + 8192, 8192, MADV_DONTNEED);
     mprotect(shut, 4096, PROT_READ | PROT_WRITE), shut[1] = 9;
-    mprotect((void *)((unsigned long)text & -4096UL), 4096, PROT_READ | PROT_WRITE), *(char *)text = 'C';
+    mprotect((void *)((unsigned long)text & -4096UL), 4096, PROT_READ | PROT_WRITE | PROT_EXEC), *(char *)text = 'C';
     mremap(map, 4096, 1 << 18, MREMAP_MAYMOVE);
     /* All of the stack, and all other memory that the stub leaves writable. */
     char deep[1 << 20];

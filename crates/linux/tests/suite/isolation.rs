@@ -18,8 +18,8 @@ const MARKER: &str = "/tmp/afresh-hostile-marker";
 
 fn hostile() -> Option<Instance> {
     common::warm("hostile.c", |p| {
-        p.time_limit(Duration::from_secs(5))
-            .start_limit(Duration::from_secs(20))
+        p.time_limit(common::limit(5))
+            .start_limit(common::limit(20))
             .memory_limit(256 << 20)
             .storage_limit(16 << 20)
     })

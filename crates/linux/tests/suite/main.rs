@@ -9,6 +9,7 @@ mod beside;
 mod billed;
 mod bomb;
 mod bounds;
+#[cfg(target_arch = "x86_64")]
 mod calls;
 mod clock;
 mod clones;

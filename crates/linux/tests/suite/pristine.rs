@@ -9,9 +9,9 @@ use afresh_sys::planted::{self, Bug};
 
 fn canary() -> Option<Instance> {
     common::warm("canary.c", |p| {
-        p.time_limit(Duration::from_secs(2))
+        p.time_limit(common::limit(2))
             .output_limit(1 << 20)
-            .start_limit(Duration::from_secs(20))
+            .start_limit(common::limit(20))
     })
 }
 
@@ -184,7 +184,7 @@ fn guests_in_several_threads_do_not_meet() {
 #[test]
 fn long_requests_and_answers_go_through() {
     let Some(path) = common::compiled("hello.c", &["-static"]) else { return };
-    let program = Program::new(path).env("COLOUR", "blue");
+    let program = Program::new(path).env("COLOUR", "blue").time_limit(common::limit(10));
     let Some(mut warm) = common::here(program.warm()).map(|warm| warm.instance()) else { return };
     for length in [1, 999, 1000, 1001, 40_000, 1 << 20] {
         let request: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();

@@ -11,7 +11,7 @@ use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
 
 /// Number of the call.
-const RSEQ: i64 = 334;
+const RSEQ: i64 = libc::SYS_rseq;
 const LIMIT: Duration = Duration::from_secs(200);
 
 fn shell(script: &str) -> Program {

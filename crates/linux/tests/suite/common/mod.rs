@@ -5,6 +5,7 @@ pub(crate) mod states;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use afresh_linux::{Instance, PlatformError, Program, WarmError};
 
@@ -30,6 +31,11 @@ pub(crate) fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
             None
         }
     }
+}
+
+/// A time limit of so many seconds, and of ten times as many on arm64, which tests emulate.
+pub(crate) fn limit(seconds: u64) -> Duration {
+    Duration::from_secs(if cfg!(target_arch = "aarch64") { 10 * seconds } else { seconds })
 }
 
 /// The value, or `None` with a line about the missing host feature.
