@@ -46,6 +46,7 @@ mod pidfd;
 mod pristine;
 mod proc;
 mod processes;
+#[cfg(target_arch = "x86_64")]
 mod program_segments;
 mod python;
 mod random;

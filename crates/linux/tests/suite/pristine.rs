@@ -9,9 +9,7 @@ use afresh_sys::planted::{self, Bug};
 
 fn canary() -> Option<Instance> {
     common::warm("canary.c", |p| {
-        p.time_limit(common::limit(2))
-            .output_limit(1 << 20)
-            .start_limit(common::limit(20))
+        p.time_limit(common::limit(2)).output_limit(1 << 20).start_limit(common::limit(20))
     })
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
+use crate::sentry::abi::KERNEL_LARGEFILE;
 use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::kernel::device::Device;
@@ -160,7 +161,7 @@ impl Description {
 
     /// The flags that a process sees. Linux adds one for large files to each open of a file.
     pub(in crate::sentry) fn status_flags(&self) -> u32 {
-        const LARGE_FILE: u32 = 0o100_000;
+        const LARGE_FILE: u32 = KERNEL_LARGEFILE as u32;
         if self.is_path() {
             return self.flags & (libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW) as u32;
         }
