@@ -24,8 +24,8 @@ const LOADED: [&str; 4] = ["ld-linux-aarch64.so.1", "libc.so.6", "libgcc_s.so.1"
 
 /// The commands of busybox in the machine.
 const COMMANDS: [&str; 15] = [
-    "cat", "cp", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sh",
-    "sleep", "tar", "timeout", "wget",
+    "cat", "cp", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sleep",
+    "tar", "timeout", "wget",
 ];
 
 /// The first lines of the first program of the machine.

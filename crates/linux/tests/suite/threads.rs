@@ -12,7 +12,7 @@ use afresh_sys::run_isolated;
 
 fn program() -> Option<Program> {
     let path = common::compiled("threads.c", &["-static", "-pthread"])?;
-    let limit = Duration::from_secs(100);
+    let limit = common::limit(100);
     Some(Program::new(path).time_limit(limit).start_limit(limit))
 }
 
