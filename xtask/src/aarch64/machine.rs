@@ -23,9 +23,9 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 const LOADED: [&str; 4] = ["ld-linux-aarch64.so.1", "libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
 /// The commands of busybox in the machine.
-const COMMANDS: [&str; 15] = [
-    "cat", "cp", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sleep",
-    "tar", "timeout", "wget",
+const COMMANDS: [&str; 16] = [
+    "cat", "cp", "echo", "grep", "gzip", "ip", "kill", "ls", "mkdir", "mount", "poweroff", "sh",
+    "sleep", "tar", "timeout", "wget",
 ];
 
 /// The first lines of the first program of the machine.
@@ -67,7 +67,6 @@ impl Machine {
         for command in COMMANDS {
             this.root.link(&format!("bin/{command}"), "busybox")?;
         }
-        this.add_file(&files.dash, Path::new("/bin/sh"))?;
         for library in LOADED {
             let path = Path::new(LIBRARIES).join(library);
             this.add_file(&path, &Path::new("/lib").join(library))?;

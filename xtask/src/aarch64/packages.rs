@@ -1,4 +1,4 @@
-//! Debian's arm64 kernel, busybox and shell, downloaded and unpacked, never installed.
+//! Debian's arm64 kernel and busybox, downloaded and unpacked, never installed.
 //!
 //! apt reads a separate index in a separate folder, so that the packages of the host stay as they
 //! are. It checks the index against Debian's keys.
@@ -23,8 +23,6 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub(super) struct Files {
     pub(super) kernel: PathBuf,
     pub(super) busybox: PathBuf,
-    /// The shell of Debian, which tests of Linux guests expect.
-    pub(super) dash: PathBuf,
 }
 
 impl Files {
@@ -35,12 +33,8 @@ impl Files {
             Pages::Large => "linux-image-arm64-16k",
         };
         let debian = folder().join("debian");
-        let files = Self {
-            kernel: debian.join(meta),
-            busybox: debian.join("busybox-static"),
-            dash: debian.join("dash"),
-        };
-        if ![&files.kernel, &files.busybox, &files.dash].into_iter().all(|file| file.is_file()) {
+        let files = Self { kernel: debian.join(meta), busybox: debian.join("busybox-static") };
+        if !files.kernel.is_file() || !files.busybox.is_file() {
             if find("dpkg-deb").is_none() {
                 bail!(
                     "the kernel is in a Debian package, and this host has no dpkg-deb to open it"
@@ -51,7 +45,6 @@ impl Files {
             }
             let apt = Apt::new(&debian)?;
             apt.file("busybox-static", "./usr/bin/busybox", &files.busybox)?;
-            apt.file("dash", "./usr/bin/dash", &files.dash)?;
             let kernel = apt.kernel(meta)?;
             let version = kernel.trim_start_matches("linux-image-").to_owned();
             apt.file(&kernel, &format!("./boot/vmlinuz-{version}"), &files.kernel)?;

@@ -2,7 +2,6 @@
 
 use crate::common;
 
-
 use afresh_linux::{CallError, End, Instance, Program};
 use afresh_sys::planted::{self, Bug};
 
