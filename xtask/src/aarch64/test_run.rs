@@ -28,13 +28,14 @@ const SLOW: [&str; 3] = ["planted", "are_caught", "hundreds_of_scattered_writers
 
 /// Tests of Linux guests that the machine fails: its shell is busybox, which sets `SHLVL` and runs
 /// its own commands without a process, and its first user has all capabilities.
-const OF_ANOTHER_HOST: [&str; 6] = [
+const OF_ANOTHER_HOST: [&str; 7] = [
     "a_process_that_is_killed_while_it_waits_ends_the_call_alone",
     "a_program_is_known_without_links_and_called_as_it_was_named",
     "a_shell_names_its_descriptors",
     "proc_reveals_nothing_of_the_host",
     "sockets_and_queues_do_what_they_do_on_linux",
     "status_shows_the_umask_of_its_process",
+    "user_0_of_a_guest_reads_and_writes_nothing_beyond_its_grants",
 ];
 
 /// A test program.
