@@ -18,7 +18,7 @@ const MAX_RUNS: usize = 256;
 /// The same where only long gaps are left to bridge.
 const MAX_LONG_RUNS: usize = 2 * MAX_RUNS;
 /// Gaps of up to this many pages are always bridged.
-const SMALL_GAP: usize = 16;
+pub(super) const SMALL_GAP: usize = 16;
 /// Gaps of more pages are long: 128 MiB. The page tables of a slot that watches the hole take more
 /// than a mapping.
 const LONG_GAP: usize = 32 << 10;
