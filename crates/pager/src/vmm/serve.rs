@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use afresh_budget::{Budget, Charge};
 use afresh_sys::socket::Peer;
-use afresh_sys::{UffdEvent, poll};
+use afresh_sys::{UffdEvent, poll, socket};
 
 use super::connection::WaitingVmm;
 use super::handshake::{Mapping, Refusal, receive};
@@ -216,11 +216,15 @@ impl Service<'_> {
                 return Ok(End::Detach);
             }
             let fds = [self.uffd.as_fd(), self.process.as_fd()];
-            let [_, ended] = poll::readable(fds, TICK)?;
+            let [ready, ended] = poll::readable(fds, TICK)?;
             if ended {
                 return Ok(End::Over);
             }
-            self.read_events()?;
+            if !self.read_events()? && ready {
+                // Or the VMM, which shares the flag, has cleared it: the kernel then reports an
+                // error at once each time, and this thread would never pause.
+                socket::set_nonblocking(self.uffd.as_fd())?;
+            }
         }
     }
 
@@ -234,13 +238,16 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Reads what events there are, as far as a VMM can send them without end.
-    fn read_events(&self) -> Result<(), VmmError> {
-        let mut asked = false;
+    /// Reads what events there are, as far as a VMM can send them without end. Returns whether there
+    /// were any.
+    fn read_events(&self) -> Result<bool, VmmError> {
+        let (mut asked, mut any) = (false, false);
         for _ in 0..MAX_EVENTS {
             // Nothing is put in place between reading of a discard and noting it.
             let mut pages = self.lock();
-            match self.uffd.next_event()? {
+            let event = self.uffd.next_event()?;
+            any |= event.is_some();
+            match event {
                 None => break,
                 Some(UffdEvent::Fault { address, .. }) => {
                     let Some((mapping, page)) = pages.page_at(address) else {
@@ -268,7 +275,7 @@ impl Service<'_> {
         if asked {
             self.bell.notify_all();
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Gives the VMM's memory back to the kernel. The VMM keeps the userfaultfd, so its discards

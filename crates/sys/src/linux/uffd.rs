@@ -360,20 +360,11 @@ impl Uffd {
         inject::gate(Call::UffdRead)?;
         // SAFETY: `uffd_msg` is plain data for which all-zero bytes are a value.
         let mut message: uffd_msg = unsafe { std::mem::zeroed() };
-        // SAFETY: the buffer is exactly one message long.
-        let n = unsafe {
-            libc::read(
-                self.fd.as_raw_fd(),
-                std::ptr::from_mut(&mut message).cast(),
-                size_of::<uffd_msg>(),
-            )
-        };
-        if n < 0 {
-            let error = SysError::last(Call::UffdRead);
-            return if error.errno == libc::EAGAIN { Ok(None) } else { Err(error) };
-        }
-        if n as usize != size_of::<uffd_msg>() {
-            return Err(SysError::new(Call::UffdRead, libc::EIO));
+        match self.read_now(&mut message) {
+            Ok(read) if read == size_of::<uffd_msg>() => {}
+            Ok(_) => return Err(SysError::new(Call::UffdRead, libc::EIO)),
+            Err(error) if error.errno == libc::EAGAIN => return Ok(None),
+            Err(error) => return Err(error),
         }
         Ok(Some(match message.event {
             EVENT_PAGEFAULT => {
@@ -416,6 +407,48 @@ impl Uffd {
             }
             other => UffdEvent::Other(other),
         }))
+    }
+
+    /// Reads a message without waiting for one.
+    ///
+    /// `O_NONBLOCK` does not ensure that: it belongs to the open file, and a process that has sent
+    /// the descriptor can clear it at any time. Kernels whose userfaultfd does not know the flag of
+    /// the call (before 6.10) still wait where it is cleared between the two calls.
+    fn read_now(&self, message: &mut uffd_msg) -> Result<usize, SysError> {
+        const ONE: libc::c_long = 1;
+        const CURRENT_POSITION: libc::c_long = -1;
+        let fd = self.fd.as_raw_fd();
+        let (to, len) = (std::ptr::from_mut(message).cast::<libc::c_void>(), size_of::<uffd_msg>());
+        let vector = libc::iovec { iov_base: to, iov_len: len };
+        // SAFETY: the only entry of the vector is the message, and both live through the call.
+        let read = unsafe {
+            libc::syscall(
+                libc::SYS_preadv2,
+                libc::c_long::from(fd),
+                &raw const vector,
+                ONE,
+                CURRENT_POSITION,
+                CURRENT_POSITION,
+                libc::c_long::from(libc::RWF_NOWAIT),
+            )
+        };
+        if let Ok(read) = usize::try_from(read) {
+            return Ok(read);
+        }
+        let error = SysError::last(Call::UffdRead);
+        if !matches!(error.errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM) {
+            return Err(error);
+        }
+        // SAFETY: reads and sets flags of a descriptor that this value owns.
+        unsafe {
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            if flags & libc::O_NONBLOCK == 0 {
+                libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+            }
+        }
+        // SAFETY: the buffer is exactly one message long.
+        let read = unsafe { libc::read(fd, to, len) };
+        usize::try_from(read).map_err(|_| SysError::last(Call::UffdRead))
     }
 
     /// Takes over a descriptor that another process opened and sent, with its mode known from the

@@ -11,9 +11,10 @@ mod order;
 mod process;
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_pager::vmm::{VmmError, VmmOptions, serve};
@@ -170,6 +171,34 @@ fn a_vmm_keeps_running_after_its_pager_has_exited() {
             assert_eq!(seen.unwrap(), [5, 0, 7]);
         });
     }
+}
+
+/// The VMM and the pager share the open file, and so its flags.
+#[test]
+fn a_vmm_that_makes_its_userfaultfd_block_does_not_hang_its_service() {
+    let Some(vmm) = vmm() else { return };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (done, ended) = std::sync::mpsc::channel();
+    let of_service = stop.clone();
+    // Not joined: a service that hangs would hang the test.
+    std::thread::spawn(move || {
+        let source = NumberedSource { fails_at: usize::MAX };
+        let mut options = VmmOptions::new(&of_service);
+        (options.stream, options.window, options.end_on_failure) = (false, 1, false);
+        let _ = done.send(serve(&theirs, &source, &options));
+    });
+    send(&ours, vmm.message().as_bytes(), &[vmm.uffd.as_fd()]);
+    assert_eq!(vmm.peek(5), 6);
+    // SAFETY: changes the flags of a descriptor that is open.
+    let blocks = unsafe { libc::fcntl(vmm.uffd.as_fd().as_raw_fd(), libc::F_SETFL, 0) };
+    assert_eq!(blocks, 0);
+    // The service looks for events several times meanwhile.
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(vmm.peek(7), 8);
+    stop.store(true, Ordering::Release);
+    let served = ended.recv_timeout(Duration::from_secs(60)).expect("the service hangs");
+    assert!(matches!(served, Err(VmmError::Stopped(298))), "{served:?}");
 }
 
 #[test]
