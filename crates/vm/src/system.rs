@@ -17,6 +17,9 @@ const WRITE: u64 = 2;
 const USER: u64 = 4;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
+/// An entry for 2 MiB, in place of a table.
+const HUGE: u64 = 1 << 7;
+const HUGE_PAGE: u64 = 2 << 20;
 const NO_EXECUTE: u64 = 1 << 63;
 
 pub(crate) const CODE: u16 = 0x33;
@@ -253,7 +256,8 @@ fn write_word(page: &mut [u8], at: usize, value: u64) {
     page[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Four-level page tables with 4 KiB pages, growing from `address`.
+/// Four-level page tables that grow from `address`. Whole 2 MiB of a span are one entry, so that
+/// the tables of a memory that is claimed and never used stay small.
 struct Tables {
     address: u64,
     pages: Vec<[u64; 512]>,
@@ -267,6 +271,10 @@ impl Tables {
     fn map(&mut self, span: Span, flags: u64) {
         let mut address = span.start;
         while address < span.end() {
+            if self.map_huge_page(address, span.end(), flags) {
+                address += HUGE_PAGE;
+                continue;
+            }
             let table = self.leaf(address);
             let first = (address >> 12 & 511) as usize;
             let count = ((span.end() - address) / PAGE).min(512 - first as u64);
@@ -286,15 +294,38 @@ impl Tables {
         }
     }
 
+    /// Maps 2 MiB from `address` on, if they end by `end` and nothing is mapped there. Returns
+    /// whether it did.
+    fn map_huge_page(&mut self, address: u64, end: u64, flags: u64) -> bool {
+        if !address.is_multiple_of(HUGE_PAGE) || end - address < HUGE_PAGE {
+            return false;
+        }
+        let table = self.table(address, &[39, 30]);
+        let entry = &mut self.pages[table][(address >> 21 & 511) as usize];
+        let free = *entry == 0;
+        if free {
+            *entry = address | flags | HUGE | ACCESSED | DIRTY;
+        }
+        free
+    }
+
     /// The last-level table of `address`, made if need be.
     fn leaf(&mut self, address: u64) -> usize {
+        self.table(address, &[39, 30, 21])
+    }
+
+    /// The table of `address` below these levels, made if need be.
+    fn table(&mut self, address: u64, levels: &[u32]) -> usize {
         let mut table = 0;
-        for shift in [39, 30, 21] {
+        for shift in levels {
             let index = (address >> shift & 511) as usize;
             let entry = self.pages[table][index];
-            table = if entry == 0 {
+            table = if entry == 0 || entry & HUGE != 0 {
                 let new = self.pages.len();
-                self.pages.push([0; 512]);
+                // A huge page becomes its pages.
+                let page = |page: usize| (entry & !HUGE) + page as u64 * PAGE;
+                let pages = std::array::from_fn(|at| if entry == 0 { 0 } else { page(at) });
+                self.pages.push(pages);
                 self.pages[table][index] =
                     (self.address + new as u64 * PAGE) | PRESENT | WRITE | USER | ACCESSED;
                 new
@@ -307,5 +338,77 @@ impl Tables {
 
     fn bytes(&self) -> impl Iterator<Item = u8> {
         self.pages.iter().flatten().flat_map(|entry| entry.to_le_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// The rights of each mapped page, as the processor finds them.
+    fn walk(tables: &Tables) -> BTreeMap<u64, u64> {
+        let mut found = BTreeMap::new();
+        let mut left = vec![(0, 0, 39)];
+        while let Some((table, base, shift)) = left.pop() {
+            for (index, entry) in tables.pages[table].iter().enumerate() {
+                let address = base + ((index as u64) << shift);
+                let target = entry & 0x000f_ffff_ffff_f000;
+                let rights = entry & (PRESENT | WRITE | USER | NO_EXECUTE);
+                match (*entry, shift) {
+                    (0, _) => {}
+                    (_, 12) => {
+                        assert!(found.insert(address, rights).is_none() && target == address)
+                    }
+                    (entry, 21) if entry & HUGE != 0 => {
+                        assert_eq!(target, address);
+                        for at in (address..address + HUGE_PAGE).step_by(PAGE as usize) {
+                            assert!(found.insert(at, rights).is_none());
+                        }
+                    }
+                    _ => {
+                        left.push((((target - tables.address) / PAGE) as usize, address, shift - 9))
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_page_has_its_rights_wherever_spans_begin_and_end() {
+        const ALL: [u64; 3] = [PRESENT | USER, PRESENT | USER | WRITE, PRESENT | NO_EXECUTE];
+        let mut tables = Tables::new(1 << 40);
+        let mut model = BTreeMap::new();
+        // Neighbours share a page, within 2 MiB and at their edges.
+        for (number, (start, pages)) in [
+            (0x40, 3),
+            (0x42, 0x300),
+            (0x341, 0xc0),
+            (0x400, 0x400),
+            (0x7ff, 2),
+            (0xa00, 0x200),
+            (0xa10, 1),
+            (0x3_fff0, 0x1000),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let flags = ALL[number % ALL.len()];
+            tables.map(Span { start: start * PAGE, len: pages * PAGE }, flags);
+            for page in start..start + pages {
+                let rights = model.entry(page * PAGE).or_insert(flags);
+                *rights = (*rights | flags) & !NO_EXECUTE | *rights & flags & NO_EXECUTE;
+            }
+        }
+        assert_eq!(walk(&tables), model);
+    }
+
+    #[test]
+    fn tables_of_whole_2_mib_are_few() {
+        let mut tables = Tables::new(1 << 40);
+        tables.map(Span { start: 0x41000, len: 15 << 30 }, PRESENT | USER);
+        assert!(tables.pages.len() <= 20, "{}", tables.pages.len());
     }
 }
