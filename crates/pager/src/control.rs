@@ -141,13 +141,15 @@ impl Control {
 
     /// Waits until the restore is done.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
-        let end = Instant::now() + timeout;
+        // None if the clock cannot show that time.
+        let end = Instant::now().checked_add(timeout);
         loop {
             self.check()?;
             if self.is_done() {
                 return Ok(());
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let left =
+                end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(RestoreError::Timeout(timeout));
             }

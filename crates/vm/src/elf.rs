@@ -295,13 +295,13 @@ impl<'a> Program<'a> {
     }
 
     fn check_place(&self, place: u64) -> Result<(), ElfError> {
-        let inside = |s: &Segment| {
-            place >= s.address && place.checked_add(8).is_some_and(|end| end <= s.address + s.size)
-        };
-        if self.segments.iter().any(inside) {
-            Ok(())
-        } else {
-            Err(ElfError::RelocationTarget(place))
+        // Segments are in order, and a table names up to a place for each bit of the program.
+        let after = self.segments.partition_point(|segment| segment.address <= place);
+        let inside =
+            |s: &Segment| place.checked_add(8).is_some_and(|end| end <= s.address + s.size);
+        match after.checked_sub(1).map(|at| &self.segments[at]) {
+            Some(segment) if inside(segment) => Ok(()),
+            _ => Err(ElfError::RelocationTarget(place)),
         }
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use afresh_budget::Charge;
 use afresh_store::{MAX_STATE, Store};
-use afresh_sys::socket::SocketAccess;
+use afresh_sys::socket::{self, SocketAccess};
 use afresh_sys::{PageRange, poll};
 use serde_json::{Value, json};
 
@@ -140,6 +140,10 @@ impl ControlServer {
     }
 }
 
+fn send_answer(stream: &UnixStream, text: &str) -> io::Result<()> {
+    socket::send_within(stream.as_fd(), text.as_bytes(), ANSWER_TIMEOUT).map_err(io::Error::other)
+}
+
 fn refusal(id: Option<Value>, error: impl std::fmt::Display) -> String {
     answer(id, false, json!({ "error": error.to_string() }))
 }
@@ -160,14 +164,12 @@ fn pairs(ranges: &[PageRange]) -> Value {
 impl Handler {
     /// Answers the lines of a client until it disconnects.
     fn converse(&self, stream: &UnixStream, stop: &AtomicBool) -> io::Result<()> {
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let (mut line, mut part) = (Vec::new(), [0; 4096]);
         while !stop.load(Ordering::Acquire) {
             if poll::readable([stream.as_fd()], TICK).map_err(io::Error::other)? == [false] {
                 continue;
             }
-            let mut stream = stream;
-            let read = stream.read(&mut part)?;
+            let read = (&mut &*stream).read(&mut part)?;
             if read == 0 {
                 return Ok(());
             }
@@ -175,12 +177,12 @@ impl Handler {
                 line.extend_from_slice(bytes);
                 if line.len() > MAX_LINE {
                     let text = format!("a request is longer than {MAX_LINE} bytes");
-                    return stream.write_all(refusal(None, text).as_bytes());
+                    return send_answer(stream, &refusal(None, text));
                 }
                 if line.last() == Some(&b'\n') {
                     let mut charges = Vec::new();
                     let text = self.reply(&line, &mut charges);
-                    stream.write_all(text.as_bytes())?;
+                    send_answer(stream, &text)?;
                     drop(charges);
                     line.clear();
                 }

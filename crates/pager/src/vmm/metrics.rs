@@ -8,13 +8,13 @@
 //! and VMMs.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_sys::poll;
+use afresh_sys::{poll, socket};
 
 use super::host::{EndpointInfo, VmmHost};
 use super::vm::VmStats;
@@ -96,7 +96,6 @@ impl MetricsServer {
     }
 
     fn converse(&self, mut stream: &TcpStream, stop: &AtomicBool) -> io::Result<()> {
-        stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
         let started = Instant::now();
         let (mut text, mut part) = (Vec::new(), [0; 1024]);
         while !text.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -124,8 +123,8 @@ impl MetricsServer {
              Content-Length: {}\r\nConnection: close\r\n\r\n",
             body.len()
         );
-        stream.write_all(head.as_bytes())?;
-        stream.write_all(body.as_bytes())
+        socket::send_within(stream.as_fd(), (head + &body).as_bytes(), CLIENT_TIMEOUT)
+            .map_err(io::Error::other)
     }
 }
 

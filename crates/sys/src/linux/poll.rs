@@ -27,3 +27,19 @@ pub fn readable<const N: usize>(
     }
     Ok(waiting.map(|entry| entry.revents != 0))
 }
+
+/// Waits until `fd` takes more bytes, or has failed, or `timeout` or a signal ends the wait.
+///
+/// # Errors
+/// Any other error of `poll`.
+pub fn writable(fd: BorrowedFd<'_>, timeout: Duration) -> Result<(), SysError> {
+    inject::gate(Call::Poll)?;
+    let mut waiting = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    let most = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one initialised entry, which the call writes to and does not keep.
+    if unsafe { libc::poll(&raw mut waiting, 1, most) } < 0 {
+        let error = SysError::last(Call::Poll);
+        return if error.errno == libc::EINTR { Ok(()) } else { Err(error) };
+    }
+    Ok(())
+}

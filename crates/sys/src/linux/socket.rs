@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chmodat, chownat, fchmod, fcntl_getfl,
@@ -23,6 +23,9 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::poll;
 use crate::{Call, SysError, inject};
+
+/// How long one wait of [`send_within`] takes before its limit is checked again.
+const SEND_TICK: Duration = Duration::from_millis(50);
 
 fn failed(call: Call) -> impl Fn(Errno) -> SysError {
     move |errno| SysError::new(call, errno.raw_os_error())
@@ -260,6 +263,29 @@ pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result
     Ok(())
 }
 
+/// Sends all of `bytes` on a stream socket within `limit`. The limit is that of the whole: a peer
+/// that reads a byte at a time would meet any limit of a single write.
+///
+/// # Errors
+/// `ETIMEDOUT` after the `limit`, and any error of `send` or `poll`.
+pub fn send_within(stream: BorrowedFd<'_>, bytes: &[u8], limit: Duration) -> Result<(), SysError> {
+    inject::gate(Call::Send)?;
+    let started = Instant::now();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        if started.elapsed() > limit {
+            return Err(SysError::new(Call::Send, libc::ETIMEDOUT));
+        }
+        match rustix::net::send(stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => rest = &rest[sent..],
+            Err(Errno::AGAIN) => poll::writable(stream, SEND_TICK)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(Call::Send)(error)),
+        }
+    }
+    Ok(())
+}
+
 /// Has a listening socket refuse new connections. Those that wait can still be accepted; when none
 /// is left, `accept` fails.
 ///
@@ -353,7 +379,43 @@ impl AsFd for Peer {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
+
+    #[test]
+    fn a_peer_that_reads_byte_by_byte_does_not_extend_the_limit() {
+        let (server, mut client) = UnixStream::pair().unwrap();
+        let bytes = vec![b'a'; 16 << 20];
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Acquire) && matches!(client.read(&mut [0]), Ok(1)) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let result = send_within(server.as_fd(), &bytes, Duration::from_millis(300));
+            over.store(true, Ordering::Release);
+            drop(server);
+            assert_eq!(result.unwrap_err().errno, libc::ETIMEDOUT);
+        });
+    }
+
+    #[test]
+    fn more_bytes_than_the_buffers_hold_are_sent_whole() {
+        let (server, mut client) = UnixStream::pair().unwrap();
+        let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 4096) as u8).collect();
+        let received = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut read = Vec::new();
+                client.read_to_end(&mut read).map(|_| read)
+            });
+            send_within(server.as_fd(), &bytes, Duration::from_secs(60)).unwrap();
+            drop(server);
+            reader.join().unwrap()
+        });
+        assert!(received.unwrap() == bytes);
+    }
 
     #[test]
     fn a_peer_is_the_process_that_connected_also_after_its_end() {
