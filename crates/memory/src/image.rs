@@ -26,6 +26,8 @@ mod lazy;
 mod loss;
 mod page_origins;
 mod references;
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+mod sealed;
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,6 +49,8 @@ pub use inserter::Inserter;
 pub(crate) use lazy::Missing;
 pub use loss::PageLoss;
 pub use page_origins::PageOrigin;
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+pub use sealed::SealedImageFile;
 
 use crate::ImageError;
 

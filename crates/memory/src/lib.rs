@@ -36,17 +36,19 @@ mod strategy;
 mod tracker;
 mod write_set;
 
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+pub use afresh_sys::SealedMemfd;
 pub use afresh_sys::{
     Feature, Features, InheritedMutex, InheritedMutexGuard, Memfd, PAGE_SIZE, PageRange,
     Reservation, SysError, ZeroPageSource, fork, host::thread_cpu_time, page_align_up,
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
-#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
-pub use image::ImageFile;
 pub use image::{
     BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageLoss, PageOrigin,
 };
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+pub use image::{ImageFile, SealedImageFile};
 pub use remote::{Remote, RemoteError, RemoteSlot, UnreportedPages};
 pub use slot::{FreezePreparation, Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};

@@ -26,6 +26,8 @@ pub enum Call {
     Seal,
     /// Open a memfd again, for reading.
     Reopen,
+    /// Ask the kernel for other holders of a memfd.
+    Lease,
     /// Write into a memfd.
     Write,
     /// Read from a memfd.
@@ -86,6 +88,7 @@ impl Call {
             Call::Truncate => "ftruncate",
             Call::Seal => "fcntl(F_ADD_SEALS)",
             Call::Reopen => "open(/proc/self/fd)",
+            Call::Lease => "fcntl(F_SETLEASE)",
             Call::Write => "pwrite",
             Call::Read => "pread",
             Call::PunchHole => "fallocate(PUNCH_HOLE)",

@@ -106,7 +106,7 @@ pub use imp::{
 #[cfg(all(feature = "socket", target_os = "linux", not(any(miri, afresh_portable))))]
 pub use imp::{MappingKind, ProcessMemory};
 #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
-pub use imp::{merges_memory, poll, random};
+pub use imp::{SealedMemfd, merges_memory, poll, random};
 pub use inherited::InheritedCell;
 pub use inherited_mutex::{InheritedMutex, InheritedMutexGuard};
 pub use lock::lock;

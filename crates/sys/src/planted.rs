@@ -124,6 +124,8 @@ bugs! {
     Borrowed = "borrowed",
     /// The stub of a Linux guest copies from the image before the last checkpoint.
     Window = "window",
+    /// A file that its sender can change counts as a shared image.
+    Unsealed = "unsealed",
     /// Shared memory keeps the writes of a call.
     Shared = "shared",
     /// Only the first process of a guest is reset.

@@ -18,6 +18,8 @@ use afresh_sys::{
     Advice, HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError,
     fork::Epoch,
 };
+#[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+use afresh_sys::{Call, SealedMemfd, errno::EMFILE};
 
 use super::arrived_pages::ArrivedPages;
 use super::file_owner::FileOwner;
@@ -209,6 +211,24 @@ impl Backing {
         let pages = lender.part().len;
         let view = Reservation::new(pages)?;
         Self::viewed(Store::Borrowed(lender), view, pages, vec![PageRange::new(0, pages)])
+    }
+
+    /// A backing in a sealed file of `pages` pages, with content in the pages `stored`.
+    #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+    pub(super) fn from_sealed(
+        file: SealedMemfd,
+        pages: usize,
+        stored: Vec<PageRange>,
+    ) -> Result<Arc<Self>, SysError> {
+        // A page past the end of the file would be a SIGBUS at its first use.
+        if file.bytes() != PageRange::new(0, pages).byte_len() {
+            return Err(SysError::invalid(Call::Seal));
+        }
+        let view = Reservation::new(pages)?;
+        if !claim_own() {
+            return Err(SysError::new(Call::Reopen, EMFILE));
+        }
+        Self::viewed(Store::Own(file.into_file()), view, pages, stored).map(Arc::new)
     }
 
     /// The backing, once each page has a known filler.

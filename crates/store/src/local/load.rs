@@ -20,7 +20,7 @@ impl Store {
     /// # Errors
     /// [`OpenError`] by cause.
     pub fn load_id(&self, id: Sha256) -> Result<Snapshot, OpenError> {
-        open_snapshot(self, id, &Access::new())
+        Ok(open_snapshot(self, id, &Access::new())?.in_directory(self.root()))
     }
 
     /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted
@@ -42,7 +42,8 @@ impl Store {
                 }
                 // A digest never changes its target.
                 opened => {
-                    return opened.map(|snapshot| match &named {
+                    let snapshot = opened?.in_directory(self.root());
+                    return Ok(match &named {
                         Some(name) => snapshot.with_name(self.root(), name),
                         None => snapshot,
                     });

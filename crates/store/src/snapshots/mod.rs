@@ -1,6 +1,7 @@
 //! Opened snapshots: their pages, images, differences and turns.
 
 pub(crate) mod diff;
+mod identity;
 pub(crate) mod image;
 pub(crate) mod inspect;
 pub(crate) mod open;

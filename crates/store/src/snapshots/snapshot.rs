@@ -27,6 +27,8 @@ pub struct Snapshot {
     turned: Option<Arc<SnapshotWithTurns>>,
     /// The store and the name that it was opened by.
     opened_by: Option<Arc<(PathBuf, String)>>,
+    /// The directory of the store that it was opened in.
+    directory: Option<Arc<Path>>,
 }
 
 /// The key and the configuration that opened a sealed snapshot.
@@ -64,7 +66,7 @@ impl Snapshot {
         let state = config.state()?;
         let body = Body { config, state, stack, limits: *access.limits() };
         let (manifest, body) = (Arc::new(manifest), Arc::new(body));
-        Ok(Self { id, manifest, body, seal: None, turned: None, opened_by: None })
+        Ok(Self { id, manifest, body, seal: None, turned: None, opened_by: None, directory: None })
     }
 
     /// Notes how the snapshot was unsealed.
@@ -80,6 +82,17 @@ impl Snapshot {
     /// The store and the name that it was opened by.
     pub(crate) fn opened_by(&self) -> Option<(&Path, &str)> {
         self.opened_by.as_deref().map(|(root, name)| (&**root, &**name))
+    }
+
+    /// Notes the directory of the store.
+    pub(crate) fn in_directory(self, root: &Path) -> Self {
+        Self { directory: Some(root.into()), ..self }
+    }
+
+    /// The directory of the store that it was opened in. `None` for a remote one or an archive.
+    #[must_use]
+    pub fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
     }
 
     /// The key that seals the snapshot.

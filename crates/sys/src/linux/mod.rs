@@ -19,6 +19,7 @@ mod process_memory;
 pub mod random;
 mod remap;
 mod reservation;
+mod sealed_memfd;
 #[cfg(feature = "socket")]
 pub mod socket;
 pub mod termination;
@@ -35,6 +36,7 @@ pub use perf::Instructions;
 #[cfg(feature = "socket")]
 pub use process_memory::{MappingKind, ProcessMemory};
 pub use reservation::{Advice, Protection, Reservation};
+pub use sealed_memfd::SealedMemfd;
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 pub use withhold::{WithholdGuard, withhold, withhold_all};
 

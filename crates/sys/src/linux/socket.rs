@@ -17,7 +17,8 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
-    SocketType, bind, connect, listen as listen_on, recvmsg, sendmsg, shutdown, socket_with,
+    SocketType, bind, connect as connect_to, listen as listen_on, recvmsg, sendmsg, shutdown,
+    socket_with,
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -85,7 +86,7 @@ pub fn has_listener(path: &Path) -> Result<bool, SysError> {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match connect(&socket, &address) {
+        match connect_to(&socket, &address) {
             // With a full queue a blocking call would wait for the listener.
             Ok(()) | Err(Errno::AGAIN) => Ok(true),
             Err(Errno::CONNREFUSED) => Ok(false),
@@ -93,6 +94,38 @@ pub fn has_listener(path: &Path) -> Result<bool, SysError> {
         }
     };
     look().map_err(failed(Call::Socket))
+}
+
+/// A connection to the Unix socket `path`, whose sends wait for `timeout` at most.
+///
+/// # Errors
+/// Any error of the kernel; `EAGAIN` where the queue of the listener is full.
+pub fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, SysError> {
+    inject::gate(Call::Socket)?;
+    let io = |error: io::Error| SysError::new(Call::Socket, error.raw_os_error().unwrap_or(0));
+    let open = || {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // A blocking call would wait for a listener with a full queue.
+        connect_to(&socket, &address)?;
+        Ok(UnixStream::from(socket))
+    };
+    let stream = open().map_err(failed(Call::Socket))?;
+    stream.set_nonblocking(false).map_err(io)?;
+    stream.set_write_timeout(Some(timeout)).map_err(io)?;
+    Ok(stream)
+}
+
+/// A descriptor that names the directory `path`, for another process. It allows neither reading
+/// nor writing by itself.
+///
+/// # Errors
+/// Any error of the kernel.
+pub fn directory(path: &Path) -> Result<OwnedFd, SysError> {
+    inject::gate(Call::Reopen)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(path, flags, Mode::empty()).map_err(failed(Call::Reopen))
 }
 
 /// Gives the socket at `path` the mode of `access`, then its user and group. The mask for new files
@@ -326,6 +359,21 @@ fn peer_pidfd(stream: &UnixStream) -> Result<OwnedFd, SysError> {
     }
     // SAFETY: the kernel has just opened it for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The user of the process at the other end of `stream`, when it connected or began to listen.
+///
+/// # Errors
+/// The kernel's error.
+pub fn peer_user(stream: &UnixStream) -> Result<u32, SysError> {
+    inject::gate(Call::Process)?;
+    socket_peercred(stream).map(|peer| peer.uid.as_raw()).map_err(failed(Call::Process))
+}
+
+/// The effective user of this process.
+#[must_use]
+pub fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Another process, even if its PID is reused after its end.
