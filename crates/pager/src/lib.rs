@@ -38,6 +38,8 @@ mod image;
 #[path = "image_whole.rs"]
 mod image;
 #[cfg(all(target_os = "linux", not(afresh_portable)))]
+pub mod images;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod lazy;
 mod memory;
 mod options;

@@ -62,11 +62,16 @@ impl SnapshotMemory {
 
     /// Opens the pages of a snapshot; they are fetched, and checked, when they are touched and
     /// behind the guest's back (see [`LazyImage`]). Where the host lacks what it takes, they are
-    /// read at once.
+    /// read at once. An image server that has the pages passes them complete, if the options name
+    /// one.
     ///
     /// # Errors
     /// [`RestoreError`] when the working set is damaged or memory runs out.
     pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, RestoreError> {
+        #[cfg(all(target_os = "linux", not(afresh_portable)))]
+        if let Some(pages) = options.images.as_ref().and_then(|images| images.image(&snapshot)) {
+            return Ok(Self { pages, filling: None, limits: *snapshot.limits() });
+        }
         Self::open(snapshot, |source| LazyImage::start(source, options))
     }
 

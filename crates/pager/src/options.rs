@@ -26,6 +26,9 @@ pub struct Options {
     pub timeout: Duration,
     /// Whether the guest is known to write most of its memory, which the automatic choice asks.
     pub mostly_written: bool,
+    /// The server that images are shared through.
+    #[cfg(all(target_os = "linux", not(afresh_portable)))]
+    pub images: Option<std::sync::Arc<crate::images::ImageClient>>,
 }
 
 impl Default for Options {
@@ -39,6 +42,8 @@ impl Default for Options {
             delay: Duration::ZERO,
             timeout: Duration::from_secs(45),
             mostly_written: false,
+            #[cfg(all(target_os = "linux", not(afresh_portable)))]
+            images: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod image;
+mod images;
 mod interrupted;
 mod page_visibility;
 mod restore;

@@ -1,0 +1,128 @@
+//! The client of an image server.
+//!
+//! Promises: a snapshot opens whether a server answers or not, and no later than after
+//! [`ANSWER_TIMEOUT`] without one. After a failure no server is asked for [`RETRY_INTERVAL`]. The
+//! first failure is reported, and later ones are not.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use afresh_memory::{Image, PAGE_SIZE, SealedImageFile, SealedMemfd};
+use afresh_store::{Pages, Snapshot};
+use afresh_sys::socket;
+
+use super::error::ImageClientError;
+use super::message::{ANSWER_BYTES, ImageAnswer, ImageRequest};
+use super::server::receive_all;
+
+/// How long a server may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long no server is asked after one failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Asks an image server for the memory of snapshots.
+pub struct ImageClient {
+    socket: PathBuf,
+    report: Box<dyn Fn(&ImageClientError) + Send + Sync>,
+    made: Instant,
+    has_failed: AtomicBool,
+    /// Milliseconds since `made` from which on a server is asked again.
+    retry_at: AtomicU64,
+}
+
+impl std::fmt::Debug for ImageClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageClient").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl ImageClient {
+    /// A client of the server that listens at `socket`. `report` gets the first failure.
+    pub fn new(
+        socket: impl Into<PathBuf>,
+        report: impl Fn(&ImageClientError) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            socket: socket.into(),
+            report: Box::new(report),
+            made: Instant::now(),
+            has_failed: AtomicBool::new(false),
+            retry_at: AtomicU64::new(0),
+        }
+    }
+
+    /// The memory of `snapshot`, if the server has it. Otherwise the server is asked to read it,
+    /// and this process makes its own image.
+    #[must_use]
+    pub fn image(&self, snapshot: &Snapshot) -> Option<Image> {
+        let now = self.made.elapsed();
+        if now < Duration::from_millis(self.retry_at.load(Ordering::Relaxed)) {
+            return None;
+        }
+        self.fetch(snapshot).unwrap_or_else(|error| {
+            // The server is well, and has no room for this image.
+            if !matches!(error, ImageClientError::Refused(_)) {
+                let later = (now + RETRY_INTERVAL).as_millis();
+                self.retry_at.store(u64::try_from(later).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+            if !self.has_failed.swap(true, Ordering::Relaxed) {
+                (self.report)(&error);
+            }
+            None
+        })
+    }
+
+    /// The memory of `snapshot`. `None` while the server reads it, and for a snapshot that is not
+    /// shared: a sealed one, one with turns, and one that is not in a local directory.
+    ///
+    /// # Errors
+    /// [`ImageClientError`] by cause.
+    pub fn fetch(&self, snapshot: &Snapshot) -> Result<Option<Image>, ImageClientError> {
+        let (Some(directory), Some(memory)) = (snapshot.directory(), snapshot.memory_digest())
+        else {
+            return Ok(None);
+        };
+        let layout = SealedImageFile::new(snapshot.pages(), &Pages::occupied(snapshot))?;
+        if layout.file_pages() == 0 {
+            return Ok(None);
+        }
+        let directory = socket::directory(directory).map_err(ImageClientError::Directory)?;
+        let request = ImageRequest { memory, snapshot: snapshot.id() };
+        let (answer, file) = self.ask(&request, &directory)?;
+        let bytes = match (answer, &file) {
+            (ImageAnswer::Image { bytes }, Some(_)) => bytes,
+            (ImageAnswer::Filling, None) => return Ok(None),
+            (ImageAnswer::Refused(reason), None) => return Err(ImageClientError::Refused(reason)),
+            _ => return Err(ImageClientError::Answer),
+        };
+        let expected = layout.file_pages() * PAGE_SIZE;
+        let Some(file) = file.filter(|_| bytes == expected as u64) else {
+            return Err(ImageClientError::Answer);
+        };
+        let file = SealedMemfd::from_received(file, expected).map_err(ImageClientError::File)?;
+        Ok(Some(Image::from_sealed(&layout, file)?))
+    }
+
+    /// The server's answer, and the descriptor that came with it.
+    fn ask(
+        &self,
+        request: &ImageRequest,
+        directory: &OwnedFd,
+    ) -> Result<(ImageAnswer, Option<OwnedFd>), ImageClientError> {
+        let stream = socket::connect(&self.socket, ANSWER_TIMEOUT)?;
+        let user = socket::peer_user(&stream)?;
+        if user != socket::own_user() && user != 0 {
+            return Err(ImageClientError::User(user));
+        }
+        let end = Instant::now() + ANSWER_TIMEOUT;
+        socket::send(&stream, &request.encode(), &[directory.as_fd()])?;
+        let (mut bytes, mut fds) = ([0; ANSWER_BYTES], Vec::new());
+        if !receive_all(&stream, &mut bytes, &mut fds, end)? {
+            return Err(ImageClientError::Closed);
+        }
+        let answer = ImageAnswer::decode(&bytes).ok_or(ImageClientError::Answer)?;
+        Ok((answer, fds.pop()))
+    }
+}

@@ -1,0 +1,260 @@
+//! The server of shared images.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use afresh_store::{Sha256, Snapshot, Store};
+use afresh_sys::errno::EAGAIN;
+use afresh_sys::{Call, SysError, socket};
+
+use super::filling::{FillError, fill};
+use super::message::{ImageAnswer, ImageRequest, REQUEST_BYTES, RefusalReason};
+use super::shelf::{Filling, Lookup, Shelf};
+use crate::vmm::Listener;
+
+/// Clients at a time.
+const MAX_CLIENTS: usize = 32;
+/// How long a client may take for its request and the answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one wait takes before a stop is noticed.
+const TICK: Duration = Duration::from_millis(50);
+/// How long the server waits after a failure to accept.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// An event of a server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ImageEvent<'a> {
+    /// The memory of a snapshot can be shared now.
+    Added {
+        /// The snapshot.
+        snapshot: Sha256,
+        /// Bytes of the file.
+        bytes: usize,
+        /// Bytes of all files of the server.
+        charged: usize,
+    },
+    /// A snapshot is not shared.
+    Failed {
+        /// The snapshot.
+        snapshot: Sha256,
+        /// The cause.
+        error: &'a (dyn std::error::Error + Send + Sync),
+    },
+    /// A client of another user was refused.
+    OtherUser {
+        /// The user.
+        user: u32,
+    },
+    /// A client could not be accepted.
+    ClientFailed {
+        /// The cause.
+        error: &'a io::Error,
+    },
+}
+
+type Report = dyn Fn(&ImageEvent<'_>) + Send + Sync;
+
+/// Passes images to the processes of its user and of root.
+pub struct ImageServer {
+    listener: Listener,
+    work: Arc<Work>,
+}
+
+/// The state that the threads of a server share.
+struct Work {
+    shelf: Arc<Shelf>,
+    clients: AtomicUsize,
+    report: Box<Report>,
+}
+
+impl std::fmt::Debug for ImageServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageServer").field("listener", &self.listener).finish_non_exhaustive()
+    }
+}
+
+impl ImageServer {
+    /// A server at `listener`, whose files take at most `budget` bytes.
+    pub fn new(
+        listener: Listener,
+        budget: usize,
+        report: impl Fn(&ImageEvent<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        let (shelf, clients) = (Shelf::new(budget), AtomicUsize::new(0));
+        Self { listener, work: Arc::new(Work { shelf, clients, report: Box::new(report) }) }
+    }
+
+    /// Adds the memory of `snapshot` before a client requests it.
+    ///
+    /// # Errors
+    /// A snapshot that is sealed or has turns, a damaged one, or one that exceeds the budget.
+    pub fn add(&self, snapshot: &Snapshot) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let Some(memory) = snapshot.memory_digest() else {
+            return Err("a snapshot that is sealed or has turns is not shared".into());
+        };
+        match self.work.shelf.begin(memory) {
+            Ok(Some(filling)) => Ok(self.work.add(filling, snapshot)?),
+            Ok(None) => Ok(()),
+            Err(reason) => Err(FillError::Refused(reason).into()),
+        }
+    }
+
+    /// Bytes of the files of all images.
+    #[must_use]
+    pub fn charged(&self) -> usize {
+        self.work.shelf.charged()
+    }
+
+    /// Answers clients until `stop` is set. Snapshots that are being read then are not waited for.
+    pub fn serve(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Acquire) {
+            let stream = match self.listener.accept_within(TICK) {
+                Ok(Some(stream)) => stream,
+                Ok(None) => continue,
+                Err(error) => {
+                    // For example, no descriptors are left. Some may be later.
+                    (self.work.report)(&ImageEvent::ClientFailed { error: &error });
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            // One client too many sees the end of the stream.
+            if self.work.clients.fetch_add(1, Ordering::AcqRel) >= MAX_CLIENTS {
+                self.work.clients.fetch_sub(1, Ordering::AcqRel);
+                continue;
+            }
+            let work = self.work.clone();
+            let place = ClientPlace(self.work.clone());
+            let thread = std::thread::Builder::new().name("afresh-images".to_owned());
+            let spawned = thread.spawn(move || {
+                // A client that disconnects ends its own thread.
+                let wanted = work.converse(&stream).ok().flatten();
+                drop((stream, place));
+                if let Some((filling, request, directory)) = wanted {
+                    work.add_from(filling, &request, &directory);
+                }
+            });
+            if let Err(error) = spawned {
+                (self.work.report)(&ImageEvent::ClientFailed { error: &error });
+            }
+        }
+    }
+}
+
+/// The place of a client.
+struct ClientPlace(Arc<Work>);
+
+impl Drop for ClientPlace {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Work {
+    /// Answers the request of a client. Returns the image that is to be made for it.
+    fn converse(
+        &self,
+        stream: &UnixStream,
+    ) -> Result<Option<(Filling, ImageRequest, OwnedFd)>, SysError> {
+        let user = socket::peer_user(stream)?;
+        if user != socket::own_user() && user != 0 {
+            (self.report)(&ImageEvent::OtherUser { user });
+            return Ok(None);
+        }
+        let mut fds = Vec::new();
+        let Some(request) = receive_request(stream, &mut fds)? else { return Ok(None) };
+        let mut wanted = None;
+        let mut file = None;
+        let answer = match self.shelf.look_up(&request.memory)? {
+            Lookup::Image(fd, bytes) => {
+                file = Some(fd);
+                ImageAnswer::Image { bytes: bytes as u64 }
+            }
+            Lookup::Filling => ImageAnswer::Filling,
+            Lookup::Missing => match fds.pop().filter(|_| fds.is_empty()) {
+                None => ImageAnswer::Refused(RefusalReason::NoDirectory),
+                Some(directory) => match self.shelf.begin(request.memory) {
+                    Err(reason) => ImageAnswer::Refused(reason),
+                    Ok(filling) => {
+                        wanted = filling.map(|filling| (filling, request, directory));
+                        ImageAnswer::Filling
+                    }
+                },
+            },
+        };
+        let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        socket::send(stream, &answer.encode(), &fds)?;
+        Ok(wanted)
+    }
+
+    /// Makes an image of a snapshot in the store with this directory.
+    fn add_from(&self, filling: Filling, request: &ImageRequest, directory: &OwnedFd) {
+        let open = || {
+            let store = Store::open(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+            store.load_id(request.snapshot)
+        };
+        let result = match open() {
+            Ok(snapshot) => self.add(filling, &snapshot),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = result {
+            (self.report)(&ImageEvent::Failed { snapshot: request.snapshot, error: &error });
+        }
+    }
+
+    fn add(&self, mut filling: Filling, snapshot: &Snapshot) -> Result<(), FillError> {
+        let file = fill(snapshot, &mut filling)?;
+        let bytes = file.bytes();
+        filling.finish(file);
+        let charged = self.shelf.charged();
+        (self.report)(&ImageEvent::Added { snapshot: snapshot.id(), bytes, charged });
+        Ok(())
+    }
+}
+
+/// The request of a client, and the descriptors that came with it. `None` for other bytes.
+fn receive_request(
+    stream: &UnixStream,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Option<ImageRequest>, SysError> {
+    let mut bytes = [0; REQUEST_BYTES];
+    let end = Instant::now() + CLIENT_TIMEOUT;
+    let io = |error: io::Error| SysError::new(Call::Socket, error.raw_os_error().unwrap_or(EAGAIN));
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT)).map_err(io)?;
+    let received = receive_all(stream, &mut bytes, fds, end)?;
+    Ok(if received { ImageRequest::decode(&bytes) } else { None })
+}
+
+/// Fills `bytes` before `end`. Returns whether so many bytes, and few descriptors, came.
+pub(super) fn receive_all(
+    stream: &UnixStream,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    end: Instant,
+) -> Result<bool, SysError> {
+    /// A message has one descriptor at most. Others are closed.
+    const MAX_DESCRIPTORS: usize = 1;
+    let mut done = 0;
+    while done < bytes.len() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(SysError::new(Call::Receive, EAGAIN));
+        }
+        stream
+            .set_read_timeout(Some(left))
+            .map_err(|error| SysError::new(Call::Socket, error.raw_os_error().unwrap_or(EAGAIN)))?;
+        match socket::receive(stream, &mut bytes[done..], fds)? {
+            0 => return Ok(false),
+            more => done += more,
+        }
+        if fds.len() > MAX_DESCRIPTORS {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
