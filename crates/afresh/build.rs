@@ -1,6 +1,7 @@
 //! Sets `linux_guests` and `vm_guests`: the features `linux` and `vm`, on a target that has such
 //! guests. On arm64 Linux the feature `vm` selects nothing, so the command of afresh builds there
-//! with the same features: docs/platforms.md.
+//! with the same features: docs/platforms.md. Sets `shared_images` where the pager has image
+//! servers.
 
 use std::env::{var, var_os};
 
@@ -18,5 +19,10 @@ fn main() {
         if is_able && var_os(feature).is_some() {
             println!("cargo::rustc-cfg={name}");
         }
+    }
+    println!("cargo::rustc-check-cfg=cfg(shared_images)");
+    println!("cargo::rerun-if-env-changed=AFRESH_PORTABLE");
+    if is("CARGO_CFG_TARGET_OS", "linux") && !is("AFRESH_PORTABLE", "1") {
+        println!("cargo::rustc-cfg=shared_images");
     }
 }

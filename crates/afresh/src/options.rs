@@ -1,7 +1,11 @@
 //! How something is opened. The defaults suit a guest that is trusted with time and memory.
 
 use std::path::PathBuf;
+#[cfg(shared_images)]
+use std::sync::Arc;
 
+#[cfg(shared_images)]
+use afresh_pager::images::ImageClient;
 use afresh_store::Access;
 
 /// Options and limits of a guest.
@@ -14,6 +18,7 @@ pub struct Options {
     pub(crate) access: Access,
     pub(crate) cache: Option<PathBuf>,
     pub(crate) page_cache: Option<PathBuf>,
+    pub(crate) pager: afresh_pager::Options,
     #[cfg(feature = "guests")]
     pub(crate) guest: crate::guests::GuestOptions,
 }
@@ -51,6 +56,15 @@ impl Options {
     /// of processes may share it.
     pub fn cache_pages(mut self, dir: impl Into<PathBuf>) -> Self {
         self.page_cache = Some(dir.into());
+        self
+    }
+
+    /// Takes the memory of snapshots in local stores from an image server (`afresh images`), which
+    /// passes processes of one host the same memory. A snapshot that the server does not have yet
+    /// opens as without one.
+    #[cfg(shared_images)]
+    pub fn images(mut self, client: Arc<ImageClient>) -> Self {
+        self.pager.images = Some(client);
         self
     }
 }

@@ -39,7 +39,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "import", "export", "keygen",
         ],
     ),
-    ("Serving", &["serve", "mcp", "nodes", "drain", "fleet", "pager"]),
+    ("Serving", &["serve", "mcp", "nodes", "drain", "fleet", "pager", "images"]),
     ("Host", &["doctor", "completions", "man"]),
 ];
 

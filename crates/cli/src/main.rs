@@ -24,6 +24,7 @@ mod help;
 mod hints;
 #[cfg(feature = "serve")]
 mod http;
+mod images;
 #[cfg(feature = "serve")]
 mod interrupts;
 #[cfg(feature = "seal")]
@@ -148,6 +149,8 @@ enum Command {
     Keygen(keys::KeygenArguments),
     /// Serve a snapshot's memory to VMMs with Firecracker's userfaultfd protocol.
     Pager(Box<store::pager::Arguments>),
+    /// Pass the memory of snapshots to processes of this host, which share it.
+    Images(images::Arguments),
     /// Close the VMMs of a pager that is killed.
     #[command(hide = true)]
     PagerWatchdog,
@@ -172,7 +175,7 @@ impl Cli {
             #[cfg(linux_guests)]
             afresh::linux::require_isolation()?;
         }
-        let open = afresh::Options::new();
+        let open = images::with_image_server(afresh::Options::new());
         #[cfg(feature = "seal")]
         let open = open.access(self.access.access()?);
         Ok(Settings { output: self.output, open })
@@ -235,6 +238,7 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         #[cfg(feature = "seal")]
         Command::Keygen(arguments) => keys::keygen(arguments, settings),
         Command::Pager(arguments) => store::pager::run(arguments, settings),
+        Command::Images(arguments) => images::run(arguments, settings),
         Command::PagerWatchdog => store::pager::run_pager_watchdog(),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),

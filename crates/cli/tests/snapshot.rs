@@ -1,9 +1,10 @@
 //! Warm guests that become snapshots and run out of them: in directories, single files and remotes,
 //! signed and sealed, forked and served.
 
-use std::io::Write;
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use afresh_memory::{Feature, Features};
 
@@ -314,4 +315,65 @@ fn files_that_are_no_snapshots_are_not_replaced() {
     // A snapshot is.
     ok(&["fork", &guest, "--to", &file, "--call", "next", "5"]);
     assert_eq!(ok(&["run", &file, "--call", "next", "0"]), "5\n");
+}
+
+/// A command that runs until the end of the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server of `store` on its standard input, after its first answer.
+fn answering(store: &str, images: &str, errors: &str) -> Running {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["serve", "--stdio", store, "--call", "echo"])
+        .env("AFRESH_IMAGES", images)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(errors).unwrap())
+        .spawn()
+        .unwrap();
+    child.stdin.as_mut().unwrap().write_all(b"one\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "5one\n", "{}", std::fs::read_to_string(errors).unwrap());
+    Running(child)
+}
+
+/// The inodes of the shared images that a process maps.
+fn shared_images(process: &Running) -> BTreeSet<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.0.id())).unwrap();
+    let shared = maps.lines().filter(|line| line.contains("memfd:afresh-shared-image"));
+    shared.map(|line| line.split_whitespace().nth(4).unwrap().to_owned()).collect()
+}
+
+#[test]
+fn commands_share_the_memory_of_a_snapshot_through_a_daemon() {
+    let dir = Dir::new();
+    let (store, socket, errors) = (dir.path("store"), dir.path("socket"), dir.path("errors"));
+    ok(&["snapshot", &dir.path("guest.wasm"), "--warm", "warm:1", "--to", &store]);
+    let daemon = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["images", "--socket", &socket, &store])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut daemon = Running(daemon);
+    let messages = BufReader::new(daemon.0.stderr.take().unwrap()).lines();
+    let ready = messages.map(Result::unwrap).find(|line| line.contains("images on"));
+    assert!(ready.is_some());
+    let (one, two) = (answering(&store, &socket, &errors), answering(&store, &socket, &errors));
+    assert_eq!(shared_images(&one).len(), 1);
+    assert_eq!(shared_images(&one), shared_images(&two));
+    assert_eq!(std::fs::read_to_string(&errors).unwrap(), "");
+    drop(daemon);
+    // Without the daemon a process reports that once, and makes its own image.
+    let three = answering(&store, &socket, &errors);
+    assert_eq!(shared_images(&three), BTreeSet::new());
+    let text = std::fs::read_to_string(&errors).unwrap();
+    assert_eq!(text.matches("this process makes its own images").count(), 1, "{text}");
 }

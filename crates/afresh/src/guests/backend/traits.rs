@@ -318,7 +318,7 @@ pub(super) fn thaw<K: FrozenKind>(
     snapshot: Snapshot,
     options: &Options,
 ) -> Result<(Backend, SnapshotMemory), Cause> {
-    let frozen = SnapshotContents::<K>::load(snapshot, &afresh_pager::Options::default())?;
+    let frozen = SnapshotContents::<K>::load(snapshot, &options.pager)?;
     Ok((K::thaw(&frozen, options)?, frozen.memory().clone()))
 }
 

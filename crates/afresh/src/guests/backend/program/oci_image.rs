@@ -107,8 +107,7 @@ fn with_files(name: &str, snapshot: Snapshot, options: &Options) -> Result<Progr
         });
     }
     let failed = |source: Cause| OpenError::Guest { reference: name.to_owned(), source };
-    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())
-        .map_err(|error| failed(error.into()))?;
+    let frozen = Frozen::load(snapshot, &options.pager).map_err(|error| failed(error.into()))?;
     let warm = Warm::thaw(&frozen, &options.grants()).map_err(|error| failed(error.into()))?;
     Ok(Program::with_files_of(&warm))
 }
