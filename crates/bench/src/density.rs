@@ -5,6 +5,7 @@
 //! it.
 
 mod pooling;
+mod processes;
 #[cfg(feature = "linux")]
 mod python;
 mod usage;
@@ -18,6 +19,7 @@ use serde_json::json;
 use crate::js::REQUEST;
 use crate::modules::SMALL_MODULE;
 use crate::{Options, Row, Sink};
+pub use processes::process;
 use usage::Usage;
 
 const TABLE: &str = "density";
@@ -31,19 +33,21 @@ pub struct Counts {
     pub js: usize,
     /// Of CPython, as a Linux program.
     pub python: usize,
+    /// Processes that open the same snapshot.
+    pub processes: usize,
 }
 
 impl Counts {
     /// The goals.
     #[must_use]
     pub fn full() -> Self {
-        Self { small: 10_000, js: 1000, python: 1000 }
+        Self { small: 10_000, js: 1000, python: 1000, processes: 20 }
     }
 
     /// A twentieth of them.
     #[must_use]
     pub fn quick() -> Self {
-        Self { small: 500, js: 50, python: 50 }
+        Self { small: 500, js: 50, python: 50, processes: 5 }
     }
 }
 
@@ -188,6 +192,9 @@ pub fn all(
     {
         let warm = crate::js::wizen(js, "warm")?;
         pooling::js(&warm, counts.js, ("js", "wasmtime/pooling"), sink)?;
+    }
+    if let Some(js) = js {
+        processes::all(js, counts.processes, options, sink)?;
     }
     #[cfg(feature = "linux")]
     python::all(counts.python, options, sink)?;

@@ -5,8 +5,12 @@
 //! compiled module comes from a cache in every case.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use afresh_pager::images::{ImageClient, ImageServer};
+use afresh_pager::vmm::Listener;
 use afresh_pager::{Options as RestoreOptions, Recorder};
 #[cfg(feature = "remote")]
 use afresh_store::Encoding;
@@ -20,7 +24,7 @@ use afresh_wasm::{
 use crate::row::{Contestant, Options, Sink, contest};
 
 /// Name of the snapshots that the benchmark makes.
-const NAME: &str = "start";
+pub(crate) const NAME: &str = "start";
 /// The same, stored as it is where the other is compressed.
 #[cfg(feature = "remote")]
 const RAW: &str = "start-raw";
@@ -33,7 +37,7 @@ fn engine(cache: &Path) -> anyhow::Result<Engine> {
 }
 
 /// An answer, and the guest that gave it: taking that down does not count as a part of a start.
-type AnswerAndGuest = (Vec<u8>, Warm, Option<Frozen>);
+pub(crate) type AnswerAndGuest = (Vec<u8>, Warm, Option<Frozen>);
 
 /// One answer of a thawed guest.
 fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
@@ -44,8 +48,36 @@ fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<AnswerAn
 }
 
 /// Opened and called while the rest is fetched.
-fn lazily(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
+pub(crate) fn lazily(
+    cache: &Path,
+    snapshot: Snapshot,
+    input: &[u8],
+) -> anyhow::Result<AnswerAndGuest> {
     answer(cache, Frozen::load(snapshot, &RestoreOptions::default())?, input)
+}
+
+/// As [`lazily`], with the memory of an image server.
+pub(crate) fn shared(
+    cache: &Path,
+    snapshot: Snapshot,
+    socket: &Path,
+    input: &[u8],
+) -> anyhow::Result<AnswerAndGuest> {
+    let client = ImageClient::new(socket, |error| eprintln!("image server: {error}"));
+    let options = RestoreOptions { images: Some(Arc::new(client)), ..RestoreOptions::default() };
+    answer(cache, Frozen::load(snapshot, &options)?, input)
+}
+
+/// An image server with the memory of a snapshot, in a thread that ends with the process.
+pub(crate) fn serve_image(socket: &Path, snapshot: &Snapshot) -> anyhow::Result<()> {
+    /// More than the snapshot takes.
+    const BUDGET: usize = 1 << 30;
+    let server = ImageServer::new(Listener::bind(socket)?, BUDGET, |event| {
+        eprintln!("image server: {event:?}");
+    });
+    server.add(snapshot).map_err(|error| anyhow::anyhow!("{error}"))?;
+    std::thread::spawn(move || server.serve(&AtomicBool::new(false)));
+    Ok(())
 }
 
 /// Fetched whole, then called.
@@ -64,7 +96,12 @@ fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<AnswerAndGu
 }
 
 /// Saves the guest twice, with the working set of one request and without.
-fn prepare(wasm: &[u8], cache: &Path, store: &Store, input: &[u8]) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn prepare(
+    wasm: &[u8],
+    cache: &Path,
+    store: &Store,
+    input: &[u8],
+) -> anyhow::Result<Vec<u8>> {
     let (expected, warm, _) = warmed(cache, wasm, input)?;
     crate::js::answered(&expected)?;
     let frozen = warm.freeze()?;
@@ -116,8 +153,11 @@ pub fn start(
     let store = &Store::create(path)?;
     let expected = &prepare(wasm, cache, store, input)?;
     let open = |name: &str| anyhow::Ok(Store::open(path)?.load(name)?);
+    let socket = &dir.join("images.sock");
+    serve_image(socket, &open(NAME)?)?;
     let field = vec![
         contestant("lazy", expected, || lazily(cache, open(NAME)?, input)),
+        contestant("shared", expected, || shared(cache, open(NAME)?, socket, input)),
         contestant("lazy-unrecorded", expected, || lazily(cache, open(PLAIN)?, input)),
         contestant("whole", expected, || wholly(cache, open(PLAIN)?, input)),
         contestant("warm-up", expected, || warmed(cache, wasm, input)),

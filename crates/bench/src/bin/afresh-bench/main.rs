@@ -42,6 +42,14 @@ enum Command {
         /// Directory of the later report.
         after: PathBuf,
     },
+    /// Open a snapshot of the table `density`, answer once and wait for the end of the input.
+    #[command(hide = true)]
+    DensityProcess {
+        /// Directory of the store and of the compiled module.
+        directory: PathBuf,
+        /// Socket of an image server.
+        socket: Option<PathBuf>,
+    },
     /// Plant a secret in a JavaScript engine, and show that a reset removes it.
     Demo(demo::Arguments),
 }
@@ -73,6 +81,9 @@ fn main() -> ExitCode {
         Command::Table(table) => tables::run(table, cli.output),
         Command::Report(arguments) => write_report(arguments),
         Command::Compare { before, after } => compare(before, after),
+        Command::DensityProcess { directory, socket } => {
+            afresh_bench::density::process(directory, socket.as_deref()).map(|()| ExitCode::SUCCESS)
+        }
         Command::Demo(arguments) => demo::run(arguments, cli.output),
     };
     result.unwrap_or_else(|error| {
