@@ -146,7 +146,7 @@ fn images_that_no_process_has_make_room_for_others() {
 }
 
 #[test]
-fn a_sealed_or_remote_memory_has_no_digest_to_share_it_by() {
+fn a_snapshot_of_a_local_store_names_its_directory_and_its_memory() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = save(&dir.path().join("store"), "a", 7, Encoding::Raw);
     assert_eq!(snapshot.directory(), Some(&*dir.path().join("store")));
