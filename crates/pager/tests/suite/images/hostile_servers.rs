@@ -50,11 +50,11 @@ fn sealed(bytes: usize) -> OwnedFd {
 }
 
 /// A kind of error that a client may return.
-type Expected = fn(&ImageClientError) -> bool;
+type ErrorMatch = fn(&ImageClientError) -> bool;
 /// The answer of a server to a connection, given the length of the right file.
 type Behaviour = fn(&mut UnixStream, usize);
 
-const BEHAVIOURS: [(&str, Behaviour, Expected); 9] = [
+const BEHAVIOURS: [(&str, Behaviour, ErrorMatch); 9] = [
     (
         "an unsealed file",
         |stream, bytes| send_file(stream, bytes, &owned(&memfd(bytes))),
