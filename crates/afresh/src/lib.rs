@@ -146,6 +146,8 @@ mod remote;
 #[cfg(linux_guests)]
 pub use afresh_linux as linux;
 pub use afresh_memory as memory;
+#[cfg(all(feature = "snapshots", shared_images))]
+pub use afresh_pager::images::ImageClient;
 #[cfg(vm_guests)]
 pub use afresh_vm as vm;
 #[cfg(feature = "wasm")]
