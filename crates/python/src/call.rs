@@ -128,7 +128,7 @@ pub(crate) struct CallState {
     sink: Option<Py<PyAny>>,
     /// Decoders of streamed text: a character may be split over writes.
     text: [Utf8Decoder; 2],
-    /// Called with the name and the arguments of a tool.
+    /// Called with the name and the arguments of a tool, and whether the call has a time limit.
     tools: Option<Py<PyAny>>,
     signals: Signals,
     /// The commands of a Linux sandbox.
@@ -360,7 +360,7 @@ impl CallState {
             true => values.read()?,
             false => py.None().into_bound(py),
         };
-        let result = tools.bind(py).call1((name, arguments, named))?;
+        let result = tools.bind(py).call1((name, arguments, named, self.until.is_some()))?;
         let result = self.settle(py, result)?;
         let mut answer = Vec::new();
         let mut out = Encoder::new(&mut answer);

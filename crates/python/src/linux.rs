@@ -48,7 +48,7 @@ pub(crate) fn command<'py>(
     stopper: Option<&Bound<'py, Stopper>>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     check(session)?;
-    let outcome = session.evaluate(py, COMMAND, wanted, "<command>", None, None, stopper)?;
+    let outcome = session.evaluate(py, COMMAND, wanted, "<command>", None, None, stopper, None)?;
     outcome.into_python(py, false)
 }
 

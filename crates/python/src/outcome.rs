@@ -1,6 +1,7 @@
 //! One evaluation: the request to an interpreter, and its answer.
 
 use std::error::Error;
+use std::time::Duration;
 
 use afresh::{CallCost, CallError, Function, Lease};
 use afresh_interpreter::{CallConvention, Commands, Request, Tools};
@@ -24,7 +25,8 @@ pub(crate) struct Setup {
 pub(crate) struct Callables {
     /// Called with a stream's number and the text written.
     pub(crate) sink: Option<Py<PyAny>>,
-    /// Called with a tool's name, its arguments, and its named arguments or `None`.
+    /// Called with a tool's name, its arguments, its named arguments or `None`, and whether the call
+    /// has a time limit.
     pub(crate) dispatch: Option<Py<PyAny>>,
     /// The commands of the sandbox, if it has any.
     pub(crate) commands: Option<Commands>,
@@ -33,6 +35,12 @@ pub(crate) struct Callables {
 impl Setup {
     pub(crate) fn new(limits: Limits, names: &[String]) -> Self {
         Self { limits, tools: Tools::new(names.iter().map(String::as_str)) }
+    }
+
+    /// The same, with another time limit.
+    pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
+        let limits = Limits { timeout: Some(timeout), ..self.limits.clone() };
+        Self { limits, tools: self.tools.clone() }
     }
 
     /// The request for an evaluation; `arguments` is an array as guests read it.

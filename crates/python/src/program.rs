@@ -36,6 +36,11 @@ pub(crate) fn seconds(seconds: f64, what: &str) -> PyResult<Duration> {
     })
 }
 
+/// The time limit of one call, if it has one.
+pub(crate) fn call_timeout(timeout: Option<f64>) -> PyResult<Option<Duration>> {
+    timeout.map(|timeout| seconds(timeout, "a timeout")).transpose()
+}
+
 impl ProgramOptions {
     /// Whether a guest is given servers, and cannot connect to them.
     pub(crate) fn has_useless_net(&self, guest: &afresh::Guest) -> bool {

@@ -21,6 +21,7 @@ use crate::call::Stop;
 use crate::error::{self, BusyError, SaveError, SessionError};
 use crate::exit;
 use crate::outcome::{Callables, Outcome, Setup, evaluate};
+use crate::program::call_timeout;
 use crate::signals;
 use crate::warm::{Warm, no_interpreter, reference};
 
@@ -135,7 +136,8 @@ impl Session {
         [self.stop.clone(), stopper.map(|stopper| stopper.get().flag()).unwrap_or_default()]
     }
 
-    /// Evaluates code; `what` is a request kind of the guest.
+    /// Evaluates code; `what` is a request kind of the guest. `timeout` replaces the time limit of
+    /// the sandbox.
     #[allow(clippy::too_many_arguments, reason = "called for the Python half only")]
     pub(crate) fn evaluate<'py>(
         &self,
@@ -146,11 +148,12 @@ impl Session {
         arguments: Option<&[u8]>,
         sink: Option<Py<PyAny>>,
         stopper: Option<&Bound<'py, Stopper>>,
+        timeout: Option<Duration>,
     ) -> PyResult<Outcome> {
         let form = self.warm.get().interpreter.as_ref().ok_or_else(no_interpreter)?.form;
         let request = self.setup().request(what, code, name, arguments, form);
         let stop = stopper.map(|stopper| stopper.get().flag());
-        self.invoke(py, None, sink, stop, request)
+        self.invoke(py, None, sink, stop, timeout, request)
     }
 
     fn dispatch(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
@@ -210,13 +213,18 @@ impl Session {
         export: Option<&str>,
         sink: Option<Py<PyAny>>,
         stop: Option<Stop>,
+        timeout: Option<Duration>,
         request: Request,
     ) -> PyResult<Outcome> {
         let linux = self.is_linux();
         if !linux {
             signals::check()?;
         }
-        let (warm, setup) = (self.warm.get(), self.setup());
+        let warm = self.warm.get();
+        let setup = match timeout {
+            Some(timeout) => Arc::new(self.setup().with_timeout(timeout)),
+            None => self.setup(),
+        };
         let dispatch = self.dispatch().as_ref().map(|dispatch| dispatch.clone_ref(py));
         let commands = linux.then(|| self.commands.clone());
         let callables = Callables { sink, dispatch, commands };
@@ -297,7 +305,8 @@ impl Stopper {
 #[pymethods]
 impl Session {
     /// Evaluates code; `what` is a request kind of the guest, `arguments` an array from `encode`.
-    #[pyo3(signature = (what, code, name, arguments, sink, stopper, exact))]
+    /// `timeout` replaces the time limit of the sandbox.
+    #[pyo3(signature = (what, code, name, arguments, sink, stopper, exact, timeout = None))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn run<'py>(
         &self,
@@ -309,22 +318,27 @@ impl Session {
         sink: Option<Py<PyAny>>,
         stopper: Option<&Bound<'py, Stopper>>,
         exact: bool,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        self.evaluate(py, what, code, name, arguments, sink, stopper)?.into_python(py, exact)
+        let timeout = call_timeout(timeout)?;
+        self.evaluate(py, what, code, name, arguments, sink, stopper, timeout)?
+            .into_python(py, exact)
     }
 
-    /// Calls a handler of bytes.
-    #[pyo3(signature = (export, input, stopper))]
+    /// Calls a handler of bytes. `timeout` replaces the time limit of the sandbox.
+    #[pyo3(signature = (export, input, stopper, timeout = None))]
     fn call<'py>(
         &self,
         py: Python<'py>,
         export: &str,
         input: &[u8],
         stopper: Option<&Bound<'py, Stopper>>,
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         self.warm.get().check_call()?;
         let stop = stopper.map(|stopper| stopper.get().flag());
-        let outcome = self.invoke(py, Some(export), None, stop, Request::plain(input))?;
+        let timeout = call_timeout(timeout)?;
+        let outcome = self.invoke(py, Some(export), None, stop, timeout, Request::plain(input))?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
     }
 

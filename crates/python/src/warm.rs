@@ -15,7 +15,7 @@ use crate::error::{self, GuestError, OpenError, SaveError};
 use crate::exit;
 use crate::files::FileOptions;
 use crate::outcome::{Callables, Setup, evaluate};
-use crate::program::{ProgramOptions, language, seconds};
+use crate::program::{ProgramOptions, call_timeout, language, seconds};
 use crate::session::Session;
 use crate::signals;
 
@@ -35,7 +35,7 @@ pub(crate) fn limits(
     output: usize,
     result: usize,
 ) -> PyResult<Limits> {
-    let timeout = timeout.map(|timeout| seconds(timeout, "a timeout")).transpose()?;
+    let timeout = call_timeout(timeout)?;
     let cpu_time = cpu_limit.map(|limit| seconds(limit, "a cpu_limit")).transpose()?;
     Ok(Limits { timeout, cpu_time, memory: memory.unwrap_or(usize::MAX), output, result })
 }
@@ -179,14 +179,17 @@ impl Warm {
     }
 
     /// Calls a handler of bytes from the warm state, and drops its changes.
+    #[pyo3(signature = (export, input, timeout = None))]
     fn call<'py>(
         &self,
         py: Python<'py>,
         export: &str,
         input: &[u8],
+        timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         self.check_signals()?;
         self.check_call()?;
+        let setup = self.setup_of_call(timeout)?;
         let request = Request::plain(input);
         let outcome = exit::detach(py, || {
             let handler = self.guest.function(export).map_err(|error| error::of_call(&error))?;
@@ -196,7 +199,7 @@ impl Warm {
                 evaluate(
                     &mut lease,
                     &handler,
-                    &self.setup,
+                    &setup,
                     Callables::default(),
                     Default::default(),
                     request,
@@ -209,25 +212,25 @@ impl Warm {
     }
 
     /// Evaluates code from the warm state, and drops its changes.
-    fn run<'py>(&self, py: Python<'py>, code: &str, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+    #[pyo3(signature = (code, name, timeout = None))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        code: &str,
+        name: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         self.check_signals()?;
+        let setup = self.setup_of_call(timeout)?;
         let Interpreter { handler, form } = self.interpreter.as_ref().ok_or_else(no_interpreter)?;
         let outcome = exit::detach(py, || {
-            let request = self.setup.request(0, code, name, None, *form);
+            let request = setup.request(0, code, name, None, *form);
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
             let stops: [Stop; 2] = Default::default();
             Ok::<_, PyErr>(
-                evaluate(
-                    &mut lease,
-                    handler,
-                    &self.setup,
-                    Callables::default(),
-                    stops,
-                    request,
-                    false,
-                )
-                .0,
+                evaluate(&mut lease, handler, &setup, Callables::default(), stops, request, false)
+                    .0,
             )
         })?;
         outcome.into_python(py, false)
@@ -291,6 +294,14 @@ impl Warm {
     }
 
     /// Refuses to run a Wasm guest whose traps would reach a Python handler.
+    /// The setup of a call, whose time limit may be another one.
+    fn setup_of_call(&self, timeout: Option<f64>) -> PyResult<Setup> {
+        Ok(match call_timeout(timeout)? {
+            Some(timeout) => self.setup.with_timeout(timeout),
+            None => self.setup.clone(),
+        })
+    }
+
     fn check_signals(&self) -> PyResult<()> {
         match self.guest.kind() {
             afresh::Kind::Program => Ok(()),

@@ -57,6 +57,58 @@ def test_a_time_limit_ends_a_tool_that_does_not_return(js: afresh.Warm) -> None:
     assert "sync" in ended
 
 
+def test_a_call_has_a_time_limit_of_its_own(js: afresh.Warm) -> None:
+    released = threading.Event()
+
+    def blocked() -> None:
+        released.wait(LONG)
+
+    with js.sandbox(tools=[blocked]) as sb:
+        clean = sb.checkpoint("clean")
+        calls: list[Callable[[], object]] = [
+            lambda: sb.run_code("for (;;);", timeout=0.2).unwrap(),
+            # A tool that does not return is abandoned, though the sandbox has no limit.
+            lambda: sb.run_code("blocked()", timeout=0.2).unwrap(),
+            lambda: sb.eval("for (;;);", timeout=0.2),
+            lambda: sb.apply("() => { for (;;); }", timeout=0.2),
+            lambda: sb.apply_result("() => { for (;;); }", timeout=0.2).unwrap(),
+        ]
+        for call in calls:
+            with pytest.raises(afresh.TimeLimitError):
+                call()
+            sb.rollback(clean)
+            assert sb.eval("1 + 1") == 2
+    released.set()
+    # It replaces a lower limit as well as a higher one.
+    slow = "const end = Date.now() + 400; while (Date.now() < end); 7"
+    with js.sandbox(timeout=0.1) as sb:
+        assert sb.eval(slow, timeout=LONG) == 7
+        (copy,) = sb.fork()
+        assert isinstance(copy.run_code(slow).error, afresh.TimeLimitError)
+    assert isinstance(js.run_code("for (;;);", timeout=0.2).error, afresh.TimeLimitError)
+    with pytest.raises(afresh.TimeLimitError):
+        js.eval("for (;;);", timeout=0.2)
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            js.run_code("1", timeout=wrong)
+    with pytest.raises(TypeError, match="timeout"):
+        js.run_code("1", timeout="5")  # type: ignore[arg-type]
+
+
+async def test_a_call_of_an_asynchronous_sandbox_has_a_time_limit_of_its_own(js: afresh.Warm) -> None:
+    async with js.async_sandbox() as sb:
+        clean = await sb.checkpoint("clean")
+        assert isinstance((await sb.run_code("for (;;);", timeout=0.2)).error, afresh.TimeLimitError)
+        await sb.rollback(clean)
+        with pytest.raises(afresh.TimeLimitError):
+            await sb.eval("for (;;);", timeout=0.2)
+        await sb.rollback(clean)
+        with pytest.raises(afresh.TimeLimitError):
+            await sb.apply("() => { for (;;); }", timeout=0.2)
+        await sb.rollback(clean)
+        assert await sb.eval("1 + 1", timeout=LONG) == 2
+
+
 def test_stop_ends_a_tool_of_a_sandbox_with_a_limit(js: afresh.Warm) -> None:
     waits, released = threading.Event(), threading.Event()
 

@@ -32,6 +32,22 @@ def test_code_has_value_text_and_output_and_continues(box: afresh.Sandbox) -> No
     assert "cell" in error.traceback
 
 
+def test_a_call_has_a_time_limit_of_its_own(python: afresh.Warm) -> None:
+    with python.sandbox() as sb:
+        clean = sb.checkpoint("clean")
+        for code in ("while True: pass", "time.sleep(200)", "subprocess.run(['sleep', '200'])"):
+            assert isinstance(sb.run_code(code, timeout=0.5).error, afresh.TimeLimitError), code
+            sb.rollback(clean)
+            assert sb.eval("warm", timeout=60) == 41
+        with pytest.raises(afresh.TimeLimitError):
+            sb.commands.run("sleep 200", timeout=0.5)
+        # A command that is cut short is killed, and needs no rollback.
+        assert sb.eval("warm") == 41
+    with python.sandbox(timeout=0.3) as sb:
+        assert sb.eval("time.sleep(0.6) or warm", timeout=60) == 41
+    assert isinstance(python.run_code("time.sleep(200)", timeout=0.5).error, afresh.TimeLimitError)
+
+
 def test_output_arrives_while_code_runs(box: afresh.Sandbox) -> None:
     pieces: list[tuple[str, str]] = []
     box.run_code("print('one'); time.sleep(0.01); print('two')", on_output=lambda *piece: pieces.append(piece))

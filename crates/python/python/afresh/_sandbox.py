@@ -131,12 +131,21 @@ class Sandbox(_Sandbox):
         """Closes it and stops a call that is under way. Forks stay open. A tool may close its own sandbox."""
         self._session.close()
 
-    def run_code(self, code: str, *, name: str = "<sandbox>", on_output: OnOutput | None = None) -> Result:
+    def run_code(
+        self,
+        code: str,
+        *,
+        name: str = "<sandbox>",
+        timeout: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Result:
         """Runs code and returns what it gave; what the program throws is in the result, not raised.
 
         Args:
             code: What to run. The value of its last expression is the result's.
             name: Its name in tracebacks.
+            timeout: Maximum seconds of this call, which replaces that of the sandbox. Code that runs longer ends with a
+                `TimeLimitError` in the result, and the sandbox has to be rolled back then.
             on_output: Called with ``"stdout"`` or ``"stderr"`` and a piece of text while the program prints it.
 
         Raises:
@@ -152,19 +161,20 @@ class Sandbox(_Sandbox):
         TypeError: cannot read property 'x' of null
             at <eval> (<sandbox>:1:1)
         """
-        return result(self._session.run(0, _arguments.text(code, "code"), name, None, _sink(on_output), None, False))
+        limit, code = _arguments.seconds(timeout), _arguments.text(code, "code")
+        return result(self._session.run(0, code, name, None, _sink(on_output), None, False, limit))
 
-    def eval(self, code: str) -> Any:
-        """The value that code gives; raises what the program throws.
+    def eval(self, code: str, *, timeout: float | None = None) -> Any:
+        """The value that code gives; raises what the program throws. ``timeout`` is as for `run_code`.
 
         >>> import afresh
         >>> with afresh.warm("js").sandbox() as sb:
         ...     sb.eval("[1, 2, 3].map(n => n * n)")
         [1, 4, 9]
         """
-        return self.run_code(code).unwrap()
+        return self.run_code(code, timeout=timeout).unwrap()
 
-    def apply(self, function: str, *arguments: Any) -> Any:
+    def apply(self, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """Calls a function, given as an expression in the language of the guest, with Python values.
 
         >>> import afresh
@@ -172,17 +182,18 @@ class Sandbox(_Sandbox):
         ...     sb.apply("(a, b) => a.concat(b)", [1, 2], [3])
         [1, 2, 3]
         """
-        return self.apply_result(function, *arguments).unwrap()
+        return self.apply_result(function, *arguments, timeout=timeout).unwrap()
 
-    def apply_result(self, function: str, *arguments: Any) -> Result:
+    def apply_result(self, function: str, *arguments: Any, timeout: float | None = None) -> Result:
         """As `apply`, but gives the whole result; what the function throws is in it."""
         given = _native.encode(list(arguments))
         function = _arguments.text(function, "a function")
-        return result(self._session.run(2, function, "<sandbox>", given, None, None, False))
+        limit = _arguments.seconds(timeout)
+        return result(self._session.run(2, function, "<sandbox>", given, None, None, False, limit))
 
-    def call(self, export: str, input: bytes = b"") -> bytes:
+    def call(self, export: str, input: bytes = b"", *, timeout: float | None = None) -> bytes:
         """Calls an export that takes and gives bytes: for guests that are no interpreters."""
-        return self._session.call(export, input, None)
+        return self._session.call(export, input, None, _arguments.seconds(timeout))
 
     @property
     def commands(self) -> Commands:
@@ -384,32 +395,41 @@ class AsyncSandbox(_Sandbox):
         finally:
             self._running.discard(running)
 
-    async def run_code(self, code: str, *, name: str = "<sandbox>", on_output: OnOutput | None = None) -> Result:
+    async def run_code(
+        self,
+        code: str,
+        *,
+        name: str = "<sandbox>",
+        timeout: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Result:
         """As `Sandbox.run_code`. ``on_output`` is called on the event loop; a guest that prints faster waits for it."""
         sink = None if on_output is None else _loop_sink(on_output)
-        code = _arguments.text(code, "code")
-        outcome = await self._away(lambda stopper: self._session.run(0, code, name, None, sink, stopper, False))
+        limit, code = _arguments.seconds(timeout), _arguments.text(code, "code")
+        outcome = await self._away(lambda stopper: self._session.run(0, code, name, None, sink, stopper, False, limit))
         return result(outcome)
 
-    async def eval(self, code: str) -> Any:
+    async def eval(self, code: str, *, timeout: float | None = None) -> Any:
         """As `Sandbox.eval`."""
-        return (await self.run_code(code)).unwrap()
+        return (await self.run_code(code, timeout=timeout)).unwrap()
 
-    async def apply(self, function: str, *arguments: Any) -> Any:
+    async def apply(self, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """As `Sandbox.apply`."""
-        return (await self.apply_result(function, *arguments)).unwrap()
+        return (await self.apply_result(function, *arguments, timeout=timeout)).unwrap()
 
-    async def apply_result(self, function: str, *arguments: Any) -> Result:
+    async def apply_result(self, function: str, *arguments: Any, timeout: float | None = None) -> Result:
         """As `Sandbox.apply_result`."""
         given, function = _native.encode(list(arguments)), _arguments.text(function, "a function")
+        limit = _arguments.seconds(timeout)
         outcome = await self._away(
-            lambda stopper: self._session.run(2, function, "<sandbox>", given, None, stopper, False)
+            lambda stopper: self._session.run(2, function, "<sandbox>", given, None, stopper, False, limit)
         )
         return result(outcome)
 
-    async def call(self, export: str, input: bytes = b"") -> bytes:
+    async def call(self, export: str, input: bytes = b"", *, timeout: float | None = None) -> bytes:
         """As `Sandbox.call`."""
-        answer: bytes = await self._away(lambda stopper: self._session.call(export, input, stopper))
+        limit = _arguments.seconds(timeout)
+        answer: bytes = await self._away(lambda stopper: self._session.call(export, input, stopper, limit))
         return answer
 
     @property

@@ -88,7 +88,7 @@ class Dispatcher:
     """Calls tools for one sandbox and its forks.
 
     A tool whose call may have to end before the tool does runs on a separate thread, with the caller's context. That is
-    every tool of an asynchronous sandbox, of a sandbox with a time limit, and of a guest on a daemon thread, which the
+    every tool of an asynchronous sandbox, of a call with a time limit, and of a guest on a daemon thread, which the
     interpreter ends without notice. Any other tool runs on the thread that called the guest.
     """
 
@@ -96,20 +96,19 @@ class Dispatcher:
         self,
         tools: Tools | None,
         loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        limited: bool = False,
     ) -> None:
         self._offered = {name: _offer(name, tool) for name, tool in named(tools).items()}
         self._loop = loop
-        self._limited = limited
 
     @property
     def names(self) -> list[str]:
         """The names that programs call."""
         return list(self._offered)
 
-    def __call__(self, name: str, arguments: list[Any], keywords: dict[str, Any] | None) -> Any:
-        """The tool's result, or a `_native.Pending` for it."""
+    def __call__(
+        self, name: str, arguments: list[Any], keywords: dict[str, Any] | None, is_limited: bool = False
+    ) -> Any:
+        """The tool's result, or a `_native.Pending` for it. `is_limited` is whether the call has a time limit."""
         offered = self._offered.get(name)
         if offered is None:
             raise NameError(f"there is no tool {name!r}; there are {', '.join(self._offered) or 'none'}")
@@ -121,7 +120,7 @@ class Dispatcher:
                 future = asyncio.run_coroutine_threadsafe(function(), self._loop)
                 return _native.Pending(future, future.cancel)
             return start(functools.partial(_settle, function, self._loop))
-        if self._limited or threading.current_thread().daemon:
+        if is_limited or threading.current_thread().daemon:
             return start(functools.partial(_settle, function, None))
         result = function()
         return _run(result) if inspect.isawaitable(result) else result

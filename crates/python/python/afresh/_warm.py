@@ -53,17 +53,20 @@ class Warm:
     def __repr__(self) -> str:
         return f"<afresh.Warm {self._name!r}, a {self._native.kind}>"
 
-    def run_code(self, code: str, *, name: str = "<sandbox>") -> Result:
-        """Runs code from the warm state, and forgets what it did."""
-        return result(self._native.run(_arguments.text(code, "code"), name))
+    def run_code(self, code: str, *, name: str = "<sandbox>", timeout: float | None = None) -> Result:
+        """Runs code from the warm state, and forgets what it did.
 
-    def eval(self, code: str) -> Any:
+        ``timeout`` is for this call alone, and replaces that of the warm guest.
+        """
+        return result(self._native.run(_arguments.text(code, "code"), name, _arguments.seconds(timeout)))
+
+    def eval(self, code: str, *, timeout: float | None = None) -> Any:
         """The value that code gives from the warm state; raises what the program throws."""
-        return self.run_code(code).unwrap()
+        return self.run_code(code, timeout=timeout).unwrap()
 
-    def call(self, export: str, input: bytes = b"") -> bytes:
+    def call(self, export: str, input: bytes = b"", *, timeout: float | None = None) -> bytes:
         """Calls an export that takes and gives bytes, from the warm state, and forgets what it did."""
-        return self._native.call(export, input)
+        return self._native.call(export, input, _arguments.seconds(timeout))
 
     def _session(
         self,
@@ -92,8 +95,8 @@ class Warm:
         """A live guest, which starts from the warm state. Its first call makes it.
 
         Args:
-            timeout: Most seconds that one call may take. One that takes longer ends with a `TimeLimitError`, and the
-                sandbox has to be rolled back then.
+            timeout: Maximum seconds of a call. A longer one ends with a `TimeLimitError`, and the sandbox has to be
+                rolled back then. The ``timeout`` of a call replaces it.
             cpu_limit: Maximum seconds of CPU time of one call, counted as `CallCost.cpu`: time in which the guest waits
                 does not count. A call that uses more ends as with ``timeout``. Commands of a Linux sandbox have no such
                 limit.
@@ -111,7 +114,7 @@ class Warm:
         ...     sb.eval("price('apple') * 6")
         3
         """
-        dispatcher = Dispatcher(tools, limited=timeout is not None)
+        dispatcher = Dispatcher(tools)
         return Sandbox(self._session(dispatcher, (timeout, cpu_limit), memory_limit, output_limit, result_limit))
 
     def async_sandbox(

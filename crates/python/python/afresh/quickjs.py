@@ -303,7 +303,7 @@ class Context:
 
         return keep if fn is None else keep(fn)
 
-    def _call(self, name: str, arguments: list[Any], _: dict[str, Any] | None) -> Any:
+    def _call(self, name: str, arguments: list[Any], _: dict[str, Any] | None, is_limited: bool = False) -> Any:
         """Calls a function for the guest, which learns no more than that it failed."""
         fn, waits = self._functions[name]
         if waits and self._loop is None:
@@ -318,7 +318,7 @@ class Context:
                 except Exception as error:
                     raise _Sanitised(_FAILED) from error
 
-            return Dispatcher({"fn": call}, self._loop)("fn", arguments, None)
+            return Dispatcher({"fn": call}, self._loop)("fn", arguments, None, is_limited)
         try:
             return fn(*arguments)
         except Exception as error:

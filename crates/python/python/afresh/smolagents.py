@@ -46,7 +46,6 @@ class SandboxExecutor(PythonExecutor):  # type: ignore[misc]
         self, warm: Warm, *, timeout: float | None = CALL_TIMEOUT, memory_limit: int | str | None = None
     ) -> None:
         self._sandbox = warm.sandbox(timeout=timeout, memory_limit=memory_limit)
-        self._limited = timeout is not None
         self._answers: list[Any] = []
         # The agent reads the output of failed code here.
         self.state: dict[str, Any] = {"_print_outputs": ""}
@@ -66,7 +65,7 @@ class SandboxExecutor(PythonExecutor):  # type: ignore[misc]
             self._answers.append(value)
 
         offered[_ANSWER] = answer
-        dispatcher = Dispatcher(offered, limited=self._limited)
+        dispatcher = Dispatcher(offered)
         self._sandbox._session.offer(dispatcher.names, dispatcher)
         self._sandbox.run_code(_SETUP, name="<setup>").unwrap()
 
