@@ -55,9 +55,14 @@ def built(files: pathlib.Path) -> None:
     Template.assign_tags("own:v1", ["stable"])
     assert {one.tag for one in Template.get_tags("own")} == {"default", "v1", "stable"}
     Template.remove_tags("own", ["v1"])
+    shown: list[tuple[str, str]] = []
     for number, wrong in enumerate((
         lambda: Sandbox.create("own:v1"),
-        lambda: Template.build(Template().from_template("linux").run_cmd("echo reason >&2; exit 7"), "failing"),
+        lambda: Template.build(
+            Template().from_template("linux").run_cmd("echo built; echo the cause >&2; exit 7"),
+            "failing",
+            on_build_logs=lambda entry: shown.append((entry.level, entry.message)),
+        ),
         lambda: Template.build(Template().from_template("none"), "failing"),
         lambda: Template.build(Template().from_image("python:3.13"), "failing"),
         lambda: Template.build(Template().from_template("linux").set_user("nobody"), "failing"),
@@ -71,6 +76,7 @@ def built(files: pathlib.Path) -> None:
         except (SandboxException, BuildException) as refused:
             assert any(why in str(refused) for why in WHY), refused
     assert not Template.exists("failing")
+    assert ("info", "built") in shown and ("warn", "the cause") in shown, shown
     of_root = Template().from_template("linux").set_user("root").run_cmd("id -u > /opt/first")
     Template.build(of_root.set_start_cmd("id -u > /tmp/up; sleep 1000", "test -s /tmp/up"), "of-root")
     made = Sandbox.create("of-root", timeout=600)
@@ -86,4 +92,4 @@ def built(files: pathlib.Path) -> None:
         sandbox.kill()
 
 
-WHY = ("own:v1", "exit code 7", "`none`", "build-images", "nobody", "configuration", "cpuCount")
+WHY = ("own:v1", "exit code 7:\nthe cause", "`none`", "build-images", "nobody", "configuration", "cpuCount")

@@ -223,26 +223,27 @@ pub(crate) fn ended(status: i32, cost: Option<CommandCost>) -> Vec<u8> {
     [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
 }
 
-/// Follows the events of a command to its end: its exit code. Output is handed over as text, line
-/// by line where it has lines.
+/// Follows the events of a command to its end: its exit code. Output of each stream is handed over
+/// as text, line by line where it has lines.
 pub(crate) async fn follow(
     mut events: impl Body<Data = Bytes, Error = std::convert::Infallible> + Unpin,
-    mut hear: impl FnMut(&str),
+    mut hear: impl FnMut(Stream, &str),
 ) -> Result<i64, String> {
-    let mut begun = Vec::new();
+    let mut streams =
+        [(Stream::Stdout, "stdout", Vec::new()), (Stream::Stderr, "stderr", Vec::new())];
     let mut status = None;
     while let Some(frame) = events.frame().await {
         let Ok(frame) = frame;
         let Ok(piece) = frame.into_data() else { continue };
         for message in ConnectMessages(&piece).flatten() {
             let said: Value = serde_json::from_slice(message).unwrap_or_default();
-            for stream in ["stdout", "stderr"] {
-                let Some(data) = said["event"]["data"][stream].as_str() else { continue };
+            for (stream, name, begun) in &mut streams {
+                let Some(data) = said["event"]["data"][*name].as_str() else { continue };
                 begun.extend(STANDARD.decode(data).unwrap_or_default());
                 let end = begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
                 let whole = if begun.len() - end > MAX_LINE_BYTES { begun.len() } else { end };
                 let lines: Vec<u8> = begun.drain(..whole).collect();
-                hear(&String::from_utf8_lossy(&lines));
+                hear(*stream, &String::from_utf8_lossy(&lines));
             }
             if let Some(code) = said["event"]["end"]["exitCode"].as_i64() {
                 status = Some(code);
@@ -254,7 +255,9 @@ pub(crate) async fn follow(
             return Err(why);
         }
     }
-    hear(&String::from_utf8_lossy(&begun));
+    for (stream, _, begun) in &streams {
+        hear(*stream, &String::from_utf8_lossy(begun));
+    }
     status.ok_or_else(|| "the command was lost with its sandbox".to_owned())
 }
 

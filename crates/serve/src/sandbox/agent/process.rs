@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use afresh::Session;
-use afresh_interpreter::{Answer as GuestAnswer, Thrown};
+use afresh_interpreter::{Answer as GuestAnswer, Stream, Thrown};
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -187,7 +187,7 @@ impl CommandTarget {
         &self,
         wanted: &Value,
         limit: Duration,
-        hear: impl FnMut(&str),
+        hear: impl FnMut(Stream, &str),
     ) -> Result<i64, String> {
         let (subscriber, heard) = Subscriber::new(KEEPALIVE_INTERVAL);
         let mut router = self.output_router();

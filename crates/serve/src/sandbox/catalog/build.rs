@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh::files::Time;
+use afresh_interpreter::Stream;
 use hyper::StatusCode;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -21,6 +22,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::process::CommandTarget;
 use crate::sandbox::catalog::build_request::{Action, Step, tagged};
 use crate::sandbox::catalog::builds::{Build, BuildFailure};
+use crate::sandbox::catalog::image_name::full_image_name;
 use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::config::Template;
@@ -142,18 +144,6 @@ fn shortened(line: &str) -> String {
         short.push('\u{2026}');
     }
     short
-}
-
-/// An image's name with its registry.
-fn full_image_name(image: &str) -> String {
-    let first = image.split('/').next().unwrap_or_default();
-    let has_registry =
-        image.contains('/') && (first.contains('.') || first.contains(':') || first == "localhost");
-    match (has_registry, image.contains('/')) {
-        (true, _) => image.to_owned(),
-        (false, true) => format!("docker.io/{image}"),
-        (false, false) => format!("docker.io/library/{image}"),
-    }
 }
 
 /// The images of E2B that stand for the first template.
@@ -383,6 +373,7 @@ impl Sandboxes {
                 return Err(failed("the build takes longer than an hour".to_owned()));
             }
             around.follow(&step.action);
+            build.begin_output();
             let title = shortened(&step.action.title());
             if at < first {
                 build.log("info", &format!("CACHED {}", step.action.title()));
@@ -457,7 +448,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Runs a program with the output in the log. An exit code other than 0 is an error.
+    /// Runs a program with its output in the log. An exit code other than 0 is an error.
     async fn run_line(
         &self,
         build: &Build,
@@ -473,7 +464,8 @@ impl Sandboxes {
             "cwd": around.directory(),
             "stdin": false,
         });
-        match target.run(&wanted, BUILD_TIMEOUT, |text| build.log("debug", text)).await {
+        let keep = |stream: Stream, text: &str| build.keep_output(stream, text, true);
+        match target.run(&wanted, BUILD_TIMEOUT, keep).await {
             Ok(0) => Ok(()),
             Ok(code) => Err(LineEnd::Exit(code)),
             Err(why) => Err(LineEnd::Broken(why)),
@@ -548,7 +540,9 @@ impl Sandboxes {
         let begun = Instant::now();
         loop {
             let left = READY_TIMEOUT.saturating_sub(begun.elapsed());
-            let tried = target.run(&shell(line), left, |_| ()).await;
+            build.begin_output();
+            let keep = |stream: Stream, text: &str| build.keep_output(stream, text, false);
+            let tried = target.run(&shell(line), left, keep).await;
             match tried {
                 Ok(0) => return Ok(()),
                 _ if begun.elapsed() > READY_TIMEOUT => {
@@ -565,18 +559,6 @@ impl Sandboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn images_have_their_registry_in_their_name() {
-        for (given, full) in [
-            ("python:3.13", "docker.io/library/python:3.13"),
-            ("org/image", "docker.io/org/image"),
-            ("ghcr.io/org/image:1", "ghcr.io/org/image:1"),
-            ("localhost:5000/image", "localhost:5000/image"),
-        ] {
-            assert_eq!(full_image_name(given), full);
-        }
-    }
 
     #[test]
     fn a_line_is_shortened_for_messages() {

@@ -1,5 +1,5 @@
-//! The builds of templates that a server knows: their progress, their logs, and the files that were
-//! uploaded for them.
+//! The builds of templates that a server knows: their progress, and the files that were uploaded
+//! for them.
 //!
 //! Promises: a tenant has at most [`MAX_RUNNING`] builds that run, and others wait for them. The
 //! server knows a bounded number of builds of a tenant, with bounded logs: ended ones are forgotten
@@ -12,8 +12,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use afresh_interpreter::Stream;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,22 +22,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
+use crate::sandbox::catalog::build_log::{BuildLog, LogEntry};
 use crate::sandbox::catalog::template::Warm;
-use crate::sandbox::http::response::rfc3339;
 use crate::sandbox::lifecycle::random::random;
 
 /// Maximum builds of a tenant that run.
 const MAX_RUNNING: usize = 4;
 /// Maximum builds of a tenant, with ended and announced ones.
 const MAX_KNOWN: usize = 32;
-/// Maximum bytes of the log of one build. Later lines are left out.
-const MAX_LOG_BYTES: usize = 256 << 10;
-/// Maximum bytes of one line.
-const MAX_LINE_BYTES: usize = 4 << 10;
 /// Maximum bytes of the reason of a failed build.
 const MAX_REASON_BYTES: usize = 16 << 10;
-/// Maximum entries of one answer, as in E2B.
-const MAX_ENTRIES: usize = 100;
 /// Maximum uploads of a tenant, and their bytes.
 const MAX_UPLOADS: usize = 64;
 const MAX_UPLOADED_BYTES: u64 = 1 << 30;
@@ -57,8 +52,7 @@ pub(crate) struct Build {
 
 struct Progress {
     stage: Stage,
-    log: Vec<LogEntry>,
-    logged: usize,
+    log: BuildLog,
     begun: Instant,
 }
 
@@ -92,39 +86,20 @@ enum Stage {
     Failed(BuildFailure),
 }
 
-struct LogEntry {
-    at: SystemTime,
-    level: &'static str,
-    text: String,
-}
-
-impl LogEntry {
-    fn to_json(&self) -> Value {
-        json!({"timestamp": rfc3339(self.at), "level": self.level, "message": self.text})
-    }
-}
-
 impl Build {
     /// Adds lines to the log.
     pub(crate) fn log(&self, level: &'static str, text: &str) {
-        let mut progress = lock(&self.progress);
-        for line in text.lines() {
-            if progress.logged > MAX_LOG_BYTES {
-                return;
-            }
-            let mut end = line.len().min(MAX_LINE_BYTES);
-            while !line.is_char_boundary(end) {
-                end -= 1;
-            }
-            let text = line[..end].to_owned();
-            // With the entry itself.
-            progress.logged += text.len() + 64;
-            let text = match progress.logged > MAX_LOG_BYTES {
-                true => "the log is full; later lines are left out".to_owned(),
-                false => text,
-            };
-            progress.log.push(LogEntry { at: SystemTime::now(), level, text });
-        }
+        lock(&self.progress).log.add(level, text);
+    }
+
+    /// The output of the next command begins.
+    pub(crate) fn begin_output(&self) {
+        lock(&self.progress).log.begin_output();
+    }
+
+    /// Keeps output of a command for its failure. With `is_logged` it is in the log as well.
+    pub(crate) fn keep_output(&self, stream: Stream, text: &str, is_logged: bool) {
+        lock(&self.progress).log.keep_output(stream, text, is_logged);
     }
 
     /// Takes it up; `false` if that was done already.
@@ -139,12 +114,13 @@ impl Build {
 
     /// It has ended.
     pub(crate) fn end(&self, result: Result<(), BuildFailure>) {
-        if let Err(failure) = &result {
-            self.log("error", &failure.why);
-        }
-        lock(&self.progress).stage = match result {
+        let mut progress = lock(&self.progress);
+        progress.stage = match result {
             Ok(()) => Stage::Ready,
-            Err(failure) => Stage::Failed(failure),
+            Err(failure) => {
+                progress.log.fail(&failure.why);
+                Stage::Failed(failure)
+            }
         };
     }
 
@@ -165,7 +141,7 @@ impl Build {
     /// Its status, with the entries of its log from `offset`.
     pub(crate) fn status(&self, offset: usize) -> Value {
         let progress = lock(&self.progress);
-        let entries: Vec<&LogEntry> = progress.log.iter().skip(offset).take(MAX_ENTRIES).collect();
+        let entries: Vec<&LogEntry> = progress.log.page(offset).collect();
         let stage = match progress.stage {
             Stage::Waiting => "waiting",
             Stage::Running => "building",
@@ -180,7 +156,7 @@ impl Build {
             "logEntries": entries.iter().map(|entry| entry.to_json()).collect::<Vec<_>>(),
         });
         if let Stage::Failed(BuildFailure { why, step, .. }) = &progress.stage {
-            said["reason"] = json!({"message": why, "logEntries": []});
+            said["reason"] = progress.log.reason(why);
             if let Some(step) = step {
                 // Clients count the base as the first.
                 said["reason"]["step"] = (step + 1).to_string().into();
@@ -294,8 +270,8 @@ impl Builds {
             };
             known.retain(|build| build.id != oldest.id);
         }
-        let progress =
-            Progress { stage: Stage::Waiting, log: Vec::new(), logged: 0, begun: Instant::now() };
+        let (stage, log) = (Stage::Waiting, BuildLog::default());
+        let progress = Progress { stage, log, begun: Instant::now() };
         let tenant = tenant.clone();
         let build = Arc::new(Build { id, tenant, template, tags, progress: Mutex::new(progress) });
         known.push(build.clone());
@@ -459,18 +435,6 @@ mod tests {
         assert!(builds.place(&other).await.is_some());
         held.pop();
         assert!(waiting.await.is_some());
-    }
-
-    #[test]
-    fn a_log_is_bounded() {
-        let builds = Builds::default();
-        let build = builds.add(&Arc::from("t"), "a".to_owned(), Vec::new()).unwrap();
-        for _ in 0..1000 {
-            build.log("info", &"ä".repeat(3000));
-        }
-        let progress = lock(&build.progress);
-        let bytes: usize = progress.log.iter().map(|entry| entry.text.len()).sum();
-        assert!(bytes <= MAX_LOG_BYTES && progress.log.last().unwrap().text.contains("full"));
     }
 
     #[test]

@@ -28,6 +28,18 @@ pub(crate) fn is_image_name(text: &str) -> bool {
         && digest.is_none_or(is_digest)
 }
 
+/// An image's name with its registry.
+pub(crate) fn full_image_name(image: &str) -> String {
+    let first = image.split('/').next().unwrap_or_default();
+    let has_registry =
+        image.contains('/') && (first.contains('.') || first.contains(':') || first == "localhost");
+    match (has_registry, image.contains('/')) {
+        (true, _) => image.to_owned(),
+        (false, true) => format!("docker.io/{image}"),
+        (false, false) => format!("docker.io/library/{image}"),
+    }
+}
+
 fn is_host(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
@@ -108,6 +120,18 @@ mod tests {
             &"a".repeat(MAX_NAME + 1),
         ] {
             assert!(!is_image_name(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn images_have_their_registry_in_their_name() {
+        for (given, full) in [
+            ("python:3.13", "docker.io/library/python:3.13"),
+            ("org/image", "docker.io/org/image"),
+            ("ghcr.io/org/image:1", "ghcr.io/org/image:1"),
+            ("localhost:5000/image", "localhost:5000/image"),
+        ] {
+            assert_eq!(full_image_name(given), full);
         }
     }
 }
