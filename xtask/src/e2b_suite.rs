@@ -239,9 +239,13 @@ fn start(
     let prefixes = "import sys; print(repr([sys.prefix, sys.base_prefix]).replace(\"'\", '\"'))";
     let dirs = output(Command::new(python).args(["-c", prefixes]))?;
     let root = domain.root();
-    let more = [node, root.parent().unwrap_or(&root)]
+    let settings_of_r = Path::new("/etc/R");
+    let r = settings_of_r.is_dir().then_some(settings_of_r);
+    let more = [Some(node), root.parent(), r]
+        .into_iter()
+        .flatten()
         .map(|path| format!(", {:?}", path.display().to_string()))
-        .concat();
+        .collect::<String>();
     let dirs = format!("{}{more}]", dirs.trim().trim_end_matches(']'));
     // Commands find `python` and `node` there.
     let path = [python.parent().unwrap_or(python).to_owned(), node.join("bin")]

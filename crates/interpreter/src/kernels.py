@@ -1,4 +1,4 @@
-# Other languages of a Linux guest: a shell and Node.js, each in a separate process that keeps its
+# Other languages of a Linux guest: a shell, Node.js and R, each in a separate process that keeps its
 # state. It follows `display.py` in the same module, and `agent.py` follows it.
 #
 # Promises: a process is started by the first code for it. Output of code goes to the standard
@@ -13,8 +13,8 @@ import shutil
 import signal
 
 # Programs of the languages, by their names.
-_PROGRAMS = {"javascript": "node", "typescript": "node", "bash": "bash"}
-_NAMES = {"js": "javascript", "ts": "typescript", "sh": "bash", "py": "python", "": "python"}
+_PROGRAMS = {"javascript": "node", "typescript": "node", "bash": "bash", "r": "R"}
+_NAMES = {"js": "javascript", "ts": "typescript", "sh": "bash", "py": "python", "R": "r", "": "python"}
 
 # Reads lines of JSON from descriptor 3 and answers on 4. Code runs as in the interactive console of
 # Node.js.
@@ -81,6 +81,60 @@ const lines = require('readline').createInterface({ input: requests });
 })();
 """
 
+# Reads lines from descriptor 3: the directory or `-`, the code, and variables with their values, in
+# hexadecimal digits. Answers on 4 alike. A visible value before the last one is printed, as in the
+# console of R.
+_R = r"""
+local({
+  unhex <- function(hex) {
+    if (hex == "-") return("")
+    at <- seq(1, nchar(hex), 2)
+    text <- rawToChar(as.raw(strtoi(substring(hex, at, at + 1), 16L)))
+    Encoding(text) <- "UTF-8"
+    text
+  }
+  hex <- function(text) {
+    bytes <- charToRaw(enc2utf8(paste(text, collapse = "\n")))
+    if (length(bytes)) paste(as.character(bytes), collapse = "") else "-"
+  }
+  printed <- function(value) utils::capture.output(print(value))
+  options(warn = 1)
+  requests <- file("/dev/fd/3", "r", raw = TRUE)
+  answers <- file("/dev/fd/4", "w", raw = TRUE)
+  while (length(line <- readLines(requests, 1))) {
+    parts <- strsplit(line, " ", fixed = TRUE)[[1]]
+    given <- strsplit(parts[-(1:2)], "=", fixed = TRUE)
+    names <- vapply(given, `[[`, "", 1)
+    values <- vapply(given, function(one) unhex(one[[2]]), "")
+    before <- Sys.getenv(names, unset = NA, names = TRUE)
+    shown <- NULL
+    said <- tryCatch({
+      if (parts[[1]] != "-") setwd(unhex(parts[[1]]))
+      if (length(names)) do.call(Sys.setenv, as.list(stats::setNames(values, names)))
+      for (one in parse(text = unhex(parts[[2]]), keep.source = FALSE)) {
+        if (!is.null(shown)) writeLines(shown)
+        value <- withVisible(eval(one, globalenv()))
+        shown <- if (value$visible) printed(value$value)
+      }
+      if (is.null(shown)) "none" else paste("value", hex(shown))
+    }, error = function(error) {
+      call <- if (is.null(conditionCall(error))) "" else deparse(conditionCall(error))[[1]]
+      # Not the calls of this loop.
+      where <- if (grepl("^(eval\\(one,|parse\\(text = unhex|$)", call)) "" else paste(" in", call)
+      message <- conditionMessage(error)
+      paste("error", hex(class(error)[[1]]), hex(message), hex(paste0("Error", where, ": ", message)))
+    })
+    for (name in names) {
+      old <- before[[name]]
+      if (is.na(old)) Sys.unsetenv(name) else do.call(Sys.setenv, stats::setNames(list(old), name))
+    }
+    flush(stdout())
+    writeLines(said, answers)
+    flush(answers)
+  }
+})
+"""
+
 
 def _language_of(name):
     """The canonical name of a language that this guest has."""
@@ -100,6 +154,22 @@ def _languages():
     return ["python", *(name for name, program in _PROGRAMS.items() if shutil.which(program))]
 
 
+# The commands of the kernels.
+_COMMANDS = {
+    "bash": ["bash", "--noprofile", "--norc"],
+    "javascript": ["node", "-e", _NODE],
+    "r": ["R", "--no-echo", "--no-restore", "--no-save", "-e", _R],
+}
+
+
+def _hex(text):
+    return text.encode().hex() or "-"
+
+
+def _unhex(digits):
+    return "" if digits == "-" else bytes.fromhex(digits).decode(errors="replace")
+
+
 class Kernel:
     """A process that runs code of another language."""
 
@@ -108,7 +178,7 @@ class Kernel:
         inside, ours = os.pipe()
         theirs, outside = os.pipe()
         shell = language == "bash"
-        command = ["bash", "--noprofile", "--norc"] if shell else ["node", "-e", _NODE]
+        command = _COMMANDS.get(language, _COMMANDS["javascript"])
         null = os.open(os.devnull, os.O_RDONLY)
         # Far from 3 and 4, which the process has for them. Other descriptors are closed in it.
         far = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (inside, outside)]
@@ -141,6 +211,8 @@ class Kernel:
         """Runs code: its result, which may be empty."""
         if self.language == "bash":
             return self._run_shell(code, envs)
+        if self.language == "r":
+            return self._run_r(code, envs)
         cwd, self.cwd = self.cwd, None
         wanted = {"code": code, "envs": envs, "cwd": cwd, "typed": self.language == "typescript"}
         answer = self.ask(json.dumps(wanted) + "\n")
@@ -168,6 +240,17 @@ class Kernel:
             message = f"exit status {status}"
             return {"error": {"name": "CommandError", "value": message, "traceback": message}}
         return {}
+
+    def _run_r(self, code, envs):
+        cwd, self.cwd = self.cwd, None
+        given = (f"{name}={_hex(value)}" for name, value in envs.items())
+        answer = self.ask(" ".join([_hex(cwd or ""), _hex(code), *given]) + "\n")
+        if answer is None:
+            raise self._ended()
+        kind, *parts = (_unhex(part) if at else part for at, part in enumerate(answer.decode().split()))
+        if kind == "error":
+            return {"error": dict(zip(("name", "value", "traceback"), parts))}
+        return {"text": parts[0]} if parts else {}
 
     def _ended(self):
         with contextlib.suppress(OSError):

@@ -339,30 +339,55 @@ fn outside() -> u16 {
     port
 }
 
+/// Sandboxes in which the Python of this host is a Linux program.
 #[cfg(linux_guests)]
-#[test]
-fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
-    let Some(client) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };
+fn linux_sandboxes(dir: &Path) -> Option<SandboxConfig> {
     let Some(guest) =
         ["/usr/bin/python3", "/bin/python3"].into_iter().find(|p| Path::new(p).is_file())
     else {
         println!("SKIPPED: the system has no python3");
-        return;
+        return None;
     };
-    let dir = scratch();
-    let mut sandboxes = python(dir.path(), guest);
+    if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
+        println!("SKIPPED: {why}");
+        return None;
+    }
+    let mut sandboxes = python(dir, guest);
     sandboxes.call_timeout = Duration::from_secs(20);
     sandboxes.templates[0].linux = true;
+    Some(sandboxes)
+}
+
+#[cfg(linux_guests)]
+#[test]
+fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
+    let Some(client) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };
+    let dir = scratch();
+    let Some(mut sandboxes) = linux_sandboxes(dir.path()) else { return };
     sandboxes.templates[0].setup = Some("import json, random".to_owned());
     let port = outside();
     let server = format!("server.test:80=127.0.0.1:{port}");
     let rule = format!(r#"{{"to": "rule.test:80=127.0.0.1:{port}"}}"#);
     sandboxes.templates[0].net = vec![server.parse().unwrap(), rule.parse().unwrap()];
-    if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
-        println!("SKIPPED: {why}");
-        return;
-    }
     let mut command = Command::new(client);
     command.arg(ours("e2b_linux.py"));
+    client_of_e2b(sandboxes, command);
+}
+
+#[cfg(linux_guests)]
+#[test]
+fn an_unmodified_client_of_e2b_runs_r() {
+    let Some(client) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };
+    // Its configuration on Debian.
+    let settings = Path::new("/etc/R");
+    if !Path::new("/usr/bin/R").is_file() || !settings.is_dir() {
+        println!("SKIPPED: the system has no R: apt-get install r-base-core");
+        return;
+    }
+    let dir = scratch();
+    let Some(mut sandboxes) = linux_sandboxes(dir.path()) else { return };
+    sandboxes.templates[0].dirs = vec![settings.to_owned()];
+    let mut command = Command::new(client);
+    command.arg(ours("e2b_r.py"));
     client_of_e2b(sandboxes, command);
 }
