@@ -72,6 +72,9 @@ const PROGRAM_PARTS: [&str; 4] = [
     include_str!("cells.py"),
     include_str!("agent.py"),
 ];
+/// The search path of such a program, after its own directory.
+#[cfg(linux_guests)]
+const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The file of such a program that names its language.
 #[cfg(linux_guests)]
 const MARKER: &str = "/run/afresh/language";
@@ -173,8 +176,10 @@ impl Language {
         let program = match program.variable("PATH") {
             // An image's own.
             Some(_) => program,
+            // Commands find the interpreter by its name, also where another is in a usual directory.
             None => {
-                program.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+                let path = program.search_path(SEARCH_PATH);
+                program.env("PATH", path)
             }
         };
         Some(program.env("HOME", "/home/user").env("LANG", "C.UTF-8"))
@@ -293,6 +298,21 @@ fn in_module(parts: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(linux_guests)]
+    #[test]
+    fn commands_find_the_interpreter_that_runs_code_first() {
+        use afresh::linux::Program;
+        let path = |program: Program| {
+            let program = PYTHON.program(program).unwrap();
+            program.variable("PATH").unwrap().to_str().unwrap().to_owned()
+        };
+        let own = path(Program::new("/opt/python/3.14/bin/python3"));
+        assert_eq!(own, format!("/opt/python/3.14/bin:{SEARCH_PATH}"));
+        assert_eq!(path(Program::new("/usr/bin/python3")), SEARCH_PATH);
+        let image = Program::new("/opt/python3").env("PATH", "/image/bin");
+        assert_eq!(path(image), "/image/bin");
+    }
 
     #[test]
     fn languages_are_found_by_any_of_their_names() {

@@ -64,12 +64,7 @@ impl HostProgram {
     /// find themselves by it, and the others of their installation.
     #[must_use]
     pub fn search_path(&self, usual: &str) -> String {
-        match self.path.parent().and_then(Path::to_str) {
-            Some(folder) if !usual.split(':').any(|known| known == folder) => {
-                format!("{folder}:{usual}")
-            }
-            _ => usual.to_owned(),
-        }
+        search_path(&self.path, usual)
     }
 
     /// The program, with the directories of its installation. A text without an interpreter is run
@@ -84,6 +79,16 @@ impl HostProgram {
             false => Program::new(&self.path).name(word),
         };
         self.folders.iter().fold(program, |program, folder| program.grant(folder))
+    }
+}
+
+/// The search path `usual`, after the directory of the program at `path` where it lacks that.
+pub(crate) fn search_path(path: &Path, usual: &str) -> String {
+    match path.parent().and_then(Path::to_str) {
+        Some(folder) if !usual.split(':').any(|known| known == folder) => {
+            format!("{folder}:{usual}")
+        }
+        _ => usual.to_owned(),
     }
 }
 

@@ -220,6 +220,16 @@ impl Program {
         found.map(|(_, value)| value.as_os_str())
     }
 
+    /// The search path `usual`, after the directory of a program of the host where it lacks that, so
+    /// that programs which it starts are of the same installation.
+    #[must_use]
+    pub fn search_path(&self, usual: &str) -> String {
+        match self.root.is_none() && self.path.is_absolute() {
+            true => crate::host_program::search_path(&self.path, usual),
+            false => usual.to_owned(),
+        }
+    }
+
     /// Lets the guest read the host's file or directory at `path` (absolute), and everything below
     /// it.
     ///
