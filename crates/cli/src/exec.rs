@@ -6,6 +6,7 @@ mod access_hints;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, stderr, stdin, stdout};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -79,6 +80,13 @@ pub(crate) struct Arguments {
     env: Vec<OsString>,
     #[command(flatten)]
     net: NetArguments,
+    /// Pass connections to a port of this host on to a port of the program, on loopback
+    /// (127.0.0.1) alone.
+    ///
+    /// HOST-PORT 0 takes a free port, which is printed on standard error. Connections are refused
+    /// until the program listens on its port. May be repeated.
+    #[arg(short = 'p', long, value_name = "HOST-PORT:PORT", value_parser = published)]
+    publish: Vec<(u16, u16)>,
     /// Maximum memory that the program maps, in MiB, or with a unit, as `2GiB`.
     #[arg(long, value_name = "MIB", default_value_t = 4096, value_parser = units::mebibytes)]
     memory: u64,
@@ -285,6 +293,17 @@ fn user(text: &str) -> Result<[u32; 2], String> {
     Ok([number(user)?, number(group)?])
 }
 
+/// A port of this host and one of the program, as they are given: `HOST-PORT:PORT`.
+fn published(text: &str) -> Result<(u16, u16), String> {
+    let (host, own) = text.split_once(':').ok_or("give it as HOST-PORT:PORT, as in 8080:8000")?;
+    let number =
+        |text: &str| text.parse::<u16>().map_err(|_| format!("{text:?} is no number of a port"));
+    match (number(host)?, number(own)?) {
+        (_, 0) => Err("a program listens on no port 0".to_owned()),
+        ports => Ok(ports),
+    }
+}
+
 /// A limit, as it is given: `NAME=SOFT[:HARD]`.
 fn ulimit(text: &str) -> Result<(Resource, u64, u64), String> {
     let (name, values) = text.split_once('=').ok_or("give it as NAME=SOFT[:HARD]")?;
@@ -438,6 +457,15 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     }
     if arguments.save.is_some() {
         streams = streams.keep_state();
+    }
+    for (host_port, port) in &arguments.publish {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *host_port));
+        let address = streams
+            .publish(address, *port)
+            .with_context(|| format!("--publish {host_port}:{port}: cannot take {address}"))?;
+        if *host_port == 0 {
+            message!("afresh: {address} leads to port {port} of the program");
+        }
     }
     let raw = (stdin().is_terminal() && is_in_foreground()).then(RawTerminal::new).transpose()?;
     let (ended, cost) = CallCost::of(|| program.run_to_end(streams));

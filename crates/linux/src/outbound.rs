@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::io::{Error, ErrorKind, Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -204,6 +204,16 @@ impl OutboundConnections {
         self.list.push(OutboundConnection { from, to, link, owed: true, filter, _share: share });
         self.start();
         true
+    }
+
+    /// Takes a connection from outside, for a guest socket with these channels. Returns it where
+    /// there are too many already.
+    pub(crate) fn admit(&mut self, stream: TcpStream, from: u64, to: u64) -> Result<(), TcpStream> {
+        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES);
+        let Some(share) = share else { return Err(stream) };
+        let (link, filter) = (Link::Made(stream.into()), EgressFilter::present());
+        self.list.push(OutboundConnection { from, to, link, owed: false, filter, _share: share });
+        Ok(())
     }
 
     /// Starts to make those that wait for it, as many as there may be.

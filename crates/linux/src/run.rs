@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::platform::{PlatformError, StubCommands, Trap};
 use crate::program::{Program, next};
 use crate::sentry::{
     Console, End, FailedLookups, HostInput, InputSource, OutputFailure, OutputSink, OutputSinks,
-    RunControl, Wait, WaitReason,
+    PublishedPort, PublishedPorts, RunControl, Wait, WaitReason,
 };
 use crate::warm::Warm;
 
@@ -63,6 +64,7 @@ pub struct HostStreams {
     control: Option<RunControl>,
     limit: Option<Duration>,
     keeps: bool,
+    published: Vec<PublishedPort>,
 }
 
 impl std::fmt::Debug for HostStreams {
@@ -70,7 +72,8 @@ impl std::fmt::Debug for HostStreams {
         let mut fields = f.debug_struct("HostStreams");
         fields.field("input", &self.input).field("terminal", &self.terminal);
         fields.field("control", &self.control).field("limit", &self.limit);
-        fields.field("keeps", &self.keeps).finish_non_exhaustive()
+        fields.field("keeps", &self.keeps).field("published", &self.published);
+        fields.finish_non_exhaustive()
     }
 }
 
@@ -132,6 +135,18 @@ impl HostStreams {
         self
     }
 
+    /// Passes connections to `address` of the host on to a loopback port within the program.
+    /// Returns the address with its port, which the kernel has chosen for port 0. It refuses
+    /// connections until the program first listens on its port.
+    ///
+    /// # Errors
+    /// Where another program has the address, or this one may not take it.
+    pub fn publish(&mut self, address: SocketAddr, port: u16) -> std::io::Result<SocketAddr> {
+        let (published, address) = PublishedPort::bind(address, port)?;
+        self.published.push(published);
+        Ok(address)
+    }
+
     /// The function that passes output on.
     fn sink(
         output: Option<Box<dyn Write + Send>>,
@@ -162,7 +177,8 @@ impl Program {
     /// When the host cannot run guests, or the program cannot be loaded. That the program ended is
     /// no error, however it did.
     pub fn run_to_end(&self, streams: HostStreams) -> Result<EndedRun, WarmError> {
-        let HostStreams { input, output, messages, terminal, control, limit, keeps } = streams;
+        let HostStreams { input, output, messages, terminal, control, limit, keeps, published } =
+            streams;
         let attach = |state: &mut crate::sentry::Kernel| match terminal {
             Some((standard, size)) => state
                 .attach_terminal(standard, size)
@@ -183,7 +199,9 @@ impl Program {
         let hearer = Some(HostStreams::sink(output, messages, control.clone(), failure.clone()));
         guest.sentry.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
         let start = guest.sentry.state.current().directory;
-        guest.sentry.console = Some(Console::new(control, typed, failure, start));
+        let mut console = Console::new(control, typed, failure, start);
+        console.published = PublishedPorts::new(published);
+        guest.sentry.console = Some(console);
         let deadline = after(limit.unwrap_or(Duration::MAX));
         let stop = guest.run(deadline)?;
         // Pending output of a terminal.

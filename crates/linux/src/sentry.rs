@@ -34,7 +34,7 @@ use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
 pub(crate) use abi::PLATFORM;
-pub(crate) use console::{Console, OutputFailure};
+pub(crate) use console::{Console, OutputFailure, PublishedPort, PublishedPorts};
 pub use console::{FailedLookups, RunControl};
 pub(crate) use fs::root_files::{bytes, prepare, settle, thawed_budget, write_system_files};
 pub(crate) use host_input::HostInput;

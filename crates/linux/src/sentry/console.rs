@@ -6,6 +6,7 @@
 
 mod attend;
 mod failed_lookups;
+mod published_port;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +20,7 @@ use rustix::io::{Errno, read, write};
 
 pub use failed_lookups::FailedLookups;
 use failed_lookups::LookupWatch;
+pub(crate) use published_port::{PublishedPort, PublishedPorts};
 
 use crate::sentry::host_input::is_readable;
 use crate::sentry::tty::terminals::Terminal;
@@ -115,6 +117,7 @@ pub(crate) struct Console {
     terminal: Option<HostTerminal>,
     pub(in crate::sentry) failure: OutputFailure,
     pub(in crate::sentry) lookups: LookupWatch,
+    pub(crate) published: PublishedPorts,
 }
 
 /// The error of the last write to the host's output that failed, for the program's own write.
@@ -159,7 +162,8 @@ impl Console {
         let host =
             |input| HostTerminal { input, typed: Vec::new(), looked: Instant::now(), ended: false };
         let lookups = LookupWatch::new(start);
-        Self { control, terminal: input.map(host), failure, lookups }
+        let published = PublishedPorts::new(Vec::new());
+        Self { control, terminal: input.map(host), failure, lookups, published }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
 /// The terminal number of a run.
 const TERMINAL: u32 = 0;
 
-/// How often typed bytes are looked for while the guest runs.
+/// How often typed bytes and new connections are looked for while the guest runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Kernel {
@@ -72,6 +72,9 @@ impl Sentry {
                 self.type_in(host);
             }
             self.show();
+        }
+        if console.published.are_due(LOOK_INTERVAL) {
+            self.admit_connections(&mut console.published.list);
         }
         self.console = Some(console);
     }
@@ -140,7 +143,13 @@ impl Sentry {
     /// `length` at most.
     pub(crate) fn await_host(&mut self, ends: BorrowedFd<'_>, length: Duration) {
         let wants_input = self.wants_input();
-        let Some(console) = &mut self.console else { return };
+        let Some(mut console) = self.console.take() else { return };
+        // The guest may have begun to listen before it waits.
+        let is_changed = self.admit_connections(&mut console.published.list);
+        let console = self.console.insert(console);
+        if is_changed {
+            return;
+        }
         let (mut terminal, mut takes) = (None, false);
         if let Some(host) = &mut console.terminal {
             let room = self.state.terminals.get(TERMINAL).is_some_and(Terminal::takes);
@@ -153,7 +162,9 @@ impl Sentry {
         let terminal = terminal.filter(|_| takes).map(AsFd::as_fd);
         let input = self.streams.source.as_ref().filter(|_| wants_input);
         let fds = [Some(ends), control, terminal, input.map(|input| input.fd.as_fd())];
-        let fds: Vec<_> = fds.into_iter().flatten().collect();
+        let published = console.published.acceptors(&self.state);
+        let length = console.published.bounded(length);
+        let fds: Vec<_> = fds.into_iter().flatten().chain(published).collect();
         self.lines.wait_with(&self.state, &fds, length);
     }
 }

@@ -27,22 +27,57 @@ pub struct ExchangeResult {
     pub ended: bool,
 }
 
+/// Whether a port within the guest takes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortState {
+    /// It has no listener.
+    Closed,
+    /// The backlog of its listener is full.
+    Full,
+    /// It takes them.
+    Open,
+}
+
 impl Kernel {
-    /// Connects to the guest's listener on loopback `port`; `None` without one, or with a full
-    /// backlog.
-    pub(crate) fn dial(&mut self, port: u16) -> Option<InboundConnection> {
+    /// The family and the socket of the listener on loopback `port`.
+    fn loopback_listener(&self, port: u16) -> Option<(u16, u64)> {
         let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
         let listens =
             |family: &u16| self.listener_at(&Address::loopback(*family, port), EPHEMERAL.end);
-        let (family, listener) =
-            families.into_iter().find_map(|family| Some((family, listens(&family)?)))?;
+        families.into_iter().find_map(|family| Some((family, listens(&family)?)))
+    }
+
+    /// Whether a loopback port takes connections.
+    pub(crate) fn port_state(&self, port: u16) -> PortState {
+        let Some((_, listener)) = self.loopback_listener(port) else { return PortState::Closed };
+        if self.has_backlog(listener) { PortState::Open } else { PortState::Full }
+    }
+
+    /// A connection to the listener on loopback `port`: the channels that the other side reads and
+    /// writes, which have these ends.
+    fn arrive_at(&mut self, port: u16, [reads, writes]: [ChannelEnd; 2]) -> Option<(u64, u64)> {
+        let (family, listener) = self.loopback_listener(port)?;
         let peer = Address::loopback(family, EPHEMERAL.end);
         let own = Address::loopback(family, port);
         let (from, to) = self.arrive(listener, peer, own, PeerCredentials::default()).ok()?;
-        for (id, end) in [(to, ChannelEnd::Feeds), (from, ChannelEnd::Drains)] {
+        for (id, end) in [(to, writes), (from, reads)] {
             self.channels.get_mut(id)?.end = end;
         }
+        Some((from, to))
+    }
+
+    /// Connects to the guest's listener on loopback `port`; `None` without one, or with a full
+    /// backlog.
+    pub(crate) fn dial(&mut self, port: u16) -> Option<InboundConnection> {
+        let (from, to) = self.arrive_at(port, [ChannelEnd::Drains, ChannelEnd::Feeds])?;
         Some(InboundConnection { to, from })
+    }
+
+    /// As [`Kernel::dial`], for a host socket at the sentry: the channel that the guest reads, and
+    /// the one that it writes.
+    pub(crate) fn arrive_from_outside(&mut self, port: u16) -> Option<(u64, u64)> {
+        let (from, to) = self.arrive_at(port, [ChannelEnd::Goes, ChannelEnd::Comes])?;
+        Some((to, from))
     }
 
     /// Whether `bytes` could be taken, up to `room` be returned, or the other side has closed.

@@ -56,6 +56,15 @@ pub(in crate::sentry) fn address_out(
 }
 
 impl Kernel {
+    /// Whether a socket listens, with room in its backlog.
+    pub(in crate::sentry) fn has_backlog(&self, listener: u64) -> bool {
+        let socket = match self.table.description(listener).map(|d| &d.open) {
+            Some(FileObject::Socket(socket)) => socket,
+            _ => return false,
+        };
+        matches!(&socket.stage, SocketState::Listening(queue) if queue.len() < BACKLOG)
+    }
+
     /// A connection to the listener at `to`: channels as the connecting side has them.
     pub(in crate::sentry) fn arrive(
         &mut self,
@@ -64,13 +73,8 @@ impl Kernel {
         own: Address,
         process: PeerCredentials,
     ) -> Result<(u64, u64), Errno> {
-        let full = |socket: &Socket| match &socket.stage {
-            SocketState::Listening(queue) => queue.len() >= BACKLOG,
-            _ => true,
-        };
-        match self.table.description(to).map(|d| &d.open) {
-            Some(FileObject::Socket(socket)) if !full(socket) => {}
-            _ => return Err(Errno::CONNREFUSED),
+        if !self.has_backlog(to) {
+            return Err(Errno::CONNREFUSED);
         }
         let there = self.channels.add().ok_or(Errno::NFILE)?;
         let Some(back) = self.channels.add() else {
