@@ -5,7 +5,7 @@ mod access_hints;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, stderr, stdin, stdout};
+use std::io::{ErrorKind, IsTerminal, stderr, stdin, stdout};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -83,8 +83,8 @@ pub(crate) struct Arguments {
     /// Pass connections to a port of this host on to a port of the program, on loopback
     /// (127.0.0.1) alone.
     ///
-    /// HOST-PORT 0 takes a free port, which is printed on standard error. Connections are refused
-    /// until the program listens on its port. May be repeated.
+    /// HOST-PORT 0 takes a free port, which is printed on standard error. Connections are reset
+    /// while the program does not listen on its port. May be repeated.
     #[arg(short = 'p', long, value_name = "HOST-PORT:PORT", value_parser = published)]
     publish: Vec<(u16, u16)>,
     /// Maximum memory that the program maps, in MiB, or with a unit, as `2GiB`.
@@ -304,6 +304,15 @@ fn published(text: &str) -> Result<(u16, u16), String> {
     }
 }
 
+/// The way out of a host port that cannot be taken.
+fn publish_advice(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::AddrInUse => "; give another HOST-PORT, or 0 for a free one",
+        ErrorKind::PermissionDenied => "; give a HOST-PORT above 1023, or 0 for a free one",
+        _ => "",
+    }
+}
+
 /// A limit, as it is given: `NAME=SOFT[:HARD]`.
 fn ulimit(text: &str) -> Result<(Resource, u64, u64), String> {
     let (name, values) = text.split_once('=').ok_or("give it as NAME=SOFT[:HARD]")?;
@@ -458,11 +467,17 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.save.is_some() {
         streams = streams.keep_state();
     }
-    for (host_port, port) in &arguments.publish {
+    for (at, (host_port, port)) in arguments.publish.iter().enumerate() {
+        let mut before = arguments.publish[..at].iter();
+        if *host_port != 0 && before.any(|(other, _)| other == host_port) {
+            return Err(anyhow!("--publish {host_port}:{port}: {host_port} is already published"));
+        }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *host_port));
-        let address = streams
-            .publish(address, *port)
-            .with_context(|| format!("--publish {host_port}:{port}: cannot take {address}"))?;
+        let address = streams.publish(address, *port).map_err(|error| {
+            let what = format!("--publish {host_port}:{port}: cannot take {address}");
+            let advice = publish_advice(error.kind());
+            anyhow!(error).context(format!("{what}{advice}"))
+        })?;
         if *host_port == 0 {
             message!("afresh: {address} leads to port {port} of the program");
         }

@@ -25,6 +25,9 @@ use crate::sentry::Kernel;
 
 /// Connections of a guest at a time.
 const LINES: usize = 256;
+/// Maximum connections of a guest from clients of its published ports. Idle clients leave the rest
+/// to connections that the guest makes.
+const MAX_ADMITTED: usize = LINES / 2;
 /// Maximum connections of all guests of this process: each takes descriptors.
 const ALL_LINES: usize = 8192;
 /// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for
@@ -84,6 +87,8 @@ struct OutboundConnection {
     owed: bool,
     /// The filter that it was made under.
     filter: Option<EgressFilter>,
+    /// Whether a client of a published port made it.
+    is_admitted: bool,
     _share: ProcessQuota,
 }
 
@@ -201,18 +206,40 @@ impl OutboundConnections {
                 }
             }
         };
-        self.list.push(OutboundConnection { from, to, link, owed: true, filter, _share: share });
+        self.list.push(OutboundConnection {
+            from,
+            to,
+            link,
+            owed: true,
+            filter,
+            is_admitted: false,
+            _share: share,
+        });
         self.start();
         true
     }
 
-    /// Takes a connection from outside, for a guest socket with these channels. Returns it where
-    /// there are too many already.
+    /// Whether there is room for a connection of a client of a published port.
+    pub(crate) fn admits(&self) -> bool {
+        let admitted = self.list.iter().filter(|line| line.is_admitted).count();
+        admitted < MAX_ADMITTED && self.list.len() < LINES
+    }
+
+    /// Takes such a connection, for a guest socket with these channels. Returns it where there are
+    /// too many already.
     pub(crate) fn admit(&mut self, stream: TcpStream, from: u64, to: u64) -> Result<(), TcpStream> {
-        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES);
+        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.admits());
         let Some(share) = share else { return Err(stream) };
         let (link, filter) = (Link::Made(stream.into()), EgressFilter::present());
-        self.list.push(OutboundConnection { from, to, link, owed: false, filter, _share: share });
+        self.list.push(OutboundConnection {
+            from,
+            to,
+            link,
+            owed: false,
+            filter,
+            is_admitted: true,
+            _share: share,
+        });
         Ok(())
     }
 

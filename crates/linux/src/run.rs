@@ -136,8 +136,8 @@ impl HostStreams {
     }
 
     /// Passes connections to `address` of the host on to a loopback port within the program.
-    /// Returns the address with its port, which the kernel has chosen for port 0. It refuses
-    /// connections until the program first listens on its port.
+    /// Returns the address with its port, which the kernel has chosen for port 0. Connections are
+    /// reset while the program does not listen on its port.
     ///
     /// # Errors
     /// Where another program has the address, or this one may not take it.

@@ -48,6 +48,7 @@ mod proc;
 mod processes;
 #[cfg(target_arch = "x86_64")]
 mod program_segments;
+mod published_ports;
 mod python;
 mod random;
 mod session;

@@ -125,14 +125,16 @@ impl Sentry {
         let _ = self.streams.put_out(from, &bytes, self.output_limit);
     }
 
-    /// Whether the host can wake up a guest in which nothing can run: with input, or with a signal.
+    /// Whether the host can wake up a guest in which nothing can run: with input, a signal, or a
+    /// connection to a published port.
     pub(crate) fn may_be_woken(&self) -> bool {
         let Some(console) = &self.console else { return false };
         if self.streams.source.is_none() && self.streams.stops_at_end && self.state.awaits_input() {
             return false;
         }
         let terminal = console.terminal.as_ref().is_some_and(|host| !host.ended);
-        console.control.is_some() || terminal || self.wants_input()
+        let publishes = !console.published.list.is_empty();
+        console.control.is_some() || terminal || publishes || self.wants_input()
     }
 
     fn wants_input(&self) -> bool {

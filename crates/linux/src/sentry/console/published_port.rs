@@ -1,22 +1,20 @@
 //! Host ports whose connections reach a port within the guest.
 //!
-//! Promises: a host port refuses connections until the guest first listens on its port, and resets
-//! them while it no longer does. Connections wait on the host while the guest's backlog is full.
+//! Promises: a host port belongs to this process from the call that publishes it. Connections are
+//! reset while the guest does not listen, and wait on the host while the guest's backlog is full.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, SocketFlags, sockopt};
 
 use crate::sentry::Sentry;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::net::inbound::PortState;
 
-/// Connections that wait on the host.
-const BACKLOG: i32 = 128;
 /// The time between two tries to accept a connection that the host could not give.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum connections that are accepted at a time.
@@ -25,11 +23,10 @@ const MAX_ACCEPTED: usize = 64;
 /// A host port.
 #[derive(Debug)]
 pub(crate) struct PublishedPort {
-    /// Bound, and listening once `listens`.
+    /// It listens: another process can bind the address of a socket that does not.
     socket: OwnedFd,
     /// The port within the guest.
     port: u16,
-    listens: bool,
     /// Whether the host could not give the last connection, such as without descriptors.
     has_failed: bool,
 }
@@ -38,17 +35,10 @@ impl PublishedPort {
     /// Takes the host's `address` for a port of a guest. Returns the address with its port, which
     /// the kernel has chosen for port 0.
     pub(crate) fn bind(address: SocketAddr, port: u16) -> io::Result<(Self, SocketAddr)> {
-        let family = match address {
-            SocketAddr::V4(_) => AddressFamily::INET,
-            SocketAddr::V6(_) => AddressFamily::INET6,
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        net::bind(&socket, &address)?;
-        let bound = net::getsockname(&socket)?;
-        let bound = SocketAddr::try_from(bound)?;
-        Ok((Self { socket, port, listens: false, has_failed: false }, bound))
+        let socket = TcpListener::bind(address)?;
+        socket.set_nonblocking(true)?;
+        let bound = socket.local_addr()?;
+        Ok((Self { socket: socket.into(), port, has_failed: false }, bound))
     }
 
     /// The next connection, if one waits.
@@ -67,19 +57,14 @@ fn reset(stream: TcpStream) {
 }
 
 impl Sentry {
-    /// Passes new connections to published ports on to the guest, and listens on the host once the
-    /// guest does. Returns whether the guest sees a change.
+    /// Passes new connections to published ports on to the guest. Returns whether the guest sees a
+    /// change.
     pub(in crate::sentry) fn admit_connections(&mut self, ports: &mut [PublishedPort]) -> bool {
         let mut is_changed = false;
         for port in ports {
-            if !port.listens {
-                let is_ready = self.state.port_state(port.port) != PortState::Closed;
-                // An error is that of a host without descriptors or memory. It is tried again.
-                port.listens = is_ready && net::listen(&port.socket, BACKLOG).is_ok();
-            }
             for _ in 0..MAX_ACCEPTED {
                 let state = self.state.port_state(port.port);
-                if !port.listens || state == PortState::Full {
+                if state == PortState::Full {
                     break;
                 }
                 let Some(stream) = port.accept() else { break };
@@ -94,6 +79,10 @@ impl Sentry {
 
     /// Passes one connection on. It is reset where the guest or this host has too many.
     fn admit(&mut self, stream: TcpStream, port: u16) -> bool {
+        if !self.lines.admits() {
+            reset(stream);
+            return false;
+        }
         // The guest has its own delays.
         let _ = stream.set_nodelay(true);
         let Some((from, to)) = self.change().arrive_from_outside(port) else {
@@ -120,10 +109,10 @@ impl PublishedPorts {
         Self { list, looked: Instant::now() }
     }
 
-    /// Those whose connections the guest can take.
+    /// Those whose connections can be admitted or reset now.
     pub(in crate::sentry) fn acceptors(&self, state: &Kernel) -> Vec<BorrowedFd<'_>> {
         let takes = |port: &&PublishedPort| {
-            port.listens && !port.has_failed && state.port_state(port.port) != PortState::Full
+            !port.has_failed && state.port_state(port.port) != PortState::Full
         };
         self.list.iter().filter(takes).map(|port| port.socket.as_fd()).collect()
     }
