@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -83,7 +84,8 @@ const lines = require('readline').createInterface({ input: requests });
 
 # Reads lines from descriptor 3: the directory or `-`, the code, and variables with their values, in
 # hexadecimal digits. Answers on 4 alike. A visible value before the last one is printed, as in the
-# console of R.
+# console of R. The loop finds functions of `base` before those of the user, and prints values from
+# the user's environment, which has the user's methods.
 _R = r"""
 local({
   unhex <- function(hex) {
@@ -97,7 +99,11 @@ local({
     bytes <- charToRaw(enc2utf8(paste(text, collapse = "\n")))
     if (length(bytes)) paste(as.character(bytes), collapse = "") else "-"
   }
-  printed <- function(value) utils::capture.output(print(value))
+  printed <- function(value) {
+    from <- list2env(list(print = print, show = methods::show, value = value), parent = globalenv())
+    show <- if (isS4(value)) quote(show(value)) else quote(print(value))
+    utils::capture.output(invisible(eval(show, from)))
+  }
   options(warn = 1)
   requests <- file("/dev/fd/3", "r", raw = TRUE)
   answers <- file("/dev/fd/4", "w", raw = TRUE)
@@ -110,7 +116,7 @@ local({
     shown <- NULL
     said <- tryCatch({
       if (parts[[1]] != "-") setwd(unhex(parts[[1]]))
-      if (length(names)) do.call(Sys.setenv, as.list(stats::setNames(values, names)))
+      if (length(names)) do.call(Sys.setenv, structure(as.list(values), names = names))
       for (one in parse(text = unhex(parts[[2]]), keep.source = FALSE)) {
         if (!is.null(shown)) writeLines(shown)
         value <- withVisible(eval(one, globalenv()))
@@ -126,13 +132,13 @@ local({
     })
     for (name in names) {
       old <- before[[name]]
-      if (is.na(old)) Sys.unsetenv(name) else do.call(Sys.setenv, stats::setNames(list(old), name))
+      if (is.na(old)) Sys.unsetenv(name) else do.call(Sys.setenv, structure(list(old), names = name))
     }
     flush(stdout())
     writeLines(said, answers)
     flush(answers)
   }
-})
+}, new.env(parent = .BaseNamespaceEnv))
 """
 
 
@@ -144,14 +150,32 @@ def _language_of(name):
     program = _PROGRAMS.get(name)
     if program is None:
         raise ValueError(f"this sandbox does not run {name}: it runs {', '.join(_languages())}")
-    if shutil.which(program) is None:
-        raise ValueError(f"this sandbox does not run {name}: it has no {program}")
+    lack = _lack_of(program)
+    if lack:
+        raise ValueError(f"this sandbox does not run {name}: {lack}")
     return name
+
+
+def _lack_of(program):
+    """Why this guest does not run a program; None if it does."""
+    found = shutil.which(program)
+    if found is None:
+        return f"it has no {program}"
+    if program != "R":
+        return None
+    # Debian has the settings of R elsewhere. Without them it has none of its packages but `base`.
+    with contextlib.suppress(OSError, IndexError), open(found, encoding="utf-8", errors="replace") as script:
+        home = [line.strip().partition("=")[2] for line in script if line.startswith("R_HOME_DIR=")][0]
+        for entry in os.scandir(os.path.join(home.strip("\"'"), "etc")):
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                folder = os.path.dirname(os.path.realpath(entry.path))
+                return f'R needs {folder}, which `dirs = ["{folder}"]` grants'
+    return None
 
 
 def _languages():
     """The languages that this guest has."""
-    return ["python", *(name for name, program in _PROGRAMS.items() if shutil.which(program))]
+    return ["python", *(name for name, program in _PROGRAMS.items() if not _lack_of(program))]
 
 
 # The commands of the kernels.
@@ -195,17 +219,36 @@ class Kernel:
                 os.close(end)
         self.language, self.cwd = language, cwd
         self.requests = os.fdopen(ours, "wb", buffering=0)
-        self.answers = os.fdopen(theirs, "rb")
+        self.answers = os.fdopen(theirs, "rb", buffering=0)
+        # Some builds of Python lack the function.
+        self.end = os.pidfd_open(self.process) if hasattr(os, "pidfd_open") else None
+
+    def _await(self, pipe, event):
+        """Waits for a pipe; False if the process has ended before. Its children may hold the pipe open."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        if self.end is not None:
+            poll.register(self.end, select.POLLIN)
+        return any(ready == pipe.fileno() for ready, _ in poll.poll())
 
     def ask(self, line):
         """The answer to a line; None if the process has ended."""
         data = memoryview(line.encode())
         try:
             while data:
-                data = data[self.requests.write(data) :]
+                if not self._await(self.requests, select.POLLOUT):
+                    return None
+                # There is room for so many bytes.
+                data = data[self.requests.write(data[: select.PIPE_BUF]) :]
         except BrokenPipeError:
             return None
-        return self.answers.readline() or None
+        answer = bytearray()
+        while not answer.endswith(b"\n"):
+            piece = self.answers.read(1 << 16) if self._await(self.answers, select.POLLIN) else b""
+            if not piece:
+                return None
+            answer += piece
+        return bytes(answer)
 
     def run(self, code, envs):
         """Runs code: its result, which may be empty."""
@@ -256,6 +299,8 @@ class Kernel:
         with contextlib.suppress(OSError):
             self.requests.close()
         self.answers.close()
+        if self.end is not None:
+            os.close(self.end)
         status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
         message = f"the code ended its process, with status {status}; the next code has a new one"
         return RuntimeError(message)

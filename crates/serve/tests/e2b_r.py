@@ -24,7 +24,22 @@ def main() -> None:
     ended = sandbox.run_code("quit(status = 3)", language="r").error
     assert ended is not None and "status 3" in ended.value, ended
     assert sandbox.run_code("exists('kept')", language="r").text == "[1] FALSE"
+    # Functions of users leave the loop alone, and their methods print.
+    masks = "parse <- flush <- readLines <- writeLines <- strsplit <- paste <- function(...) stop('mine')"
+    assert sandbox.run_code(masks, language="r").error is None
+    assert sandbox.run_code("print <- function(x) stop('mine'); 6 * 7", language="r").text == "[1] 42"
+    method = "print.pair <- function(x, ...) cat('a pair\\n'); structure(1:2, class = 'pair')"
+    assert sandbox.run_code(method, language="r").text == "a pair"
+    frame = "print.data.frame <- function(x, ...) cat('a frame\\n'); data.frame(a = 1)"
+    assert sandbox.run_code(frame, language="r").text == "a frame"
+    # A child that lives longer has the descriptors of its parent.
+    left = sandbox.run_code("system('sleep 1000', wait = FALSE); quit(status = 4)", language="r").error
+    assert left is not None and "status 4" in left.value, left
     sandbox.kill()
+    plain = Sandbox.create("plain", timeout=600)
+    lacks = plain.run_code("1", language="r").error
+    assert lacks is not None and 'R needs /etc/R, which `dirs = ["/etc/R"]` grants' in lacks.value, lacks
+    plain.kill()
     print("all done")
 
 

@@ -386,6 +386,9 @@ fn an_unmodified_client_of_e2b_runs_r() {
     }
     let dir = scratch();
     let Some(mut sandboxes) = linux_sandboxes(dir.path()) else { return };
+    let mut plain = sandboxes.templates[0].clone();
+    plain.name = "plain".to_owned();
+    sandboxes.templates.push(plain);
     sandboxes.templates[0].dirs = vec![settings.to_owned()];
     let mut command = Command::new(client);
     command.arg(ours("e2b_r.py"));
