@@ -231,7 +231,7 @@ pub(crate) async fn follow(
 ) -> Result<i64, String> {
     let mut streams =
         [(Stream::Stdout, "stdout", Vec::new()), (Stream::Stderr, "stderr", Vec::new())];
-    let mut status = None;
+    let (mut status, mut failure) = (None, None);
     while let Some(frame) = events.frame().await {
         let Ok(frame) = frame;
         let Ok(piece) = frame.into_data() else { continue };
@@ -252,13 +252,16 @@ pub(crate) async fn follow(
         if status.is_none()
             && let Some(why) = broken(&piece)
         {
-            return Err(why);
+            failure = Some(why);
+            break;
         }
     }
+    // Lines without an end, also where the command was cut off.
     for (stream, _, begun) in &streams {
         hear(*stream, &String::from_utf8_lossy(begun));
     }
-    status.ok_or_else(|| "the command was lost with its sandbox".to_owned())
+    let lost = || "the command was lost with its sandbox".to_owned();
+    status.ok_or_else(|| failure.unwrap_or_else(lost))
 }
 
 /// The reason in the last message of a stream that broke off.
@@ -310,6 +313,24 @@ mod tests {
         assert_eq!(status("ValueError"), StatusCode::BAD_REQUEST);
         let refusal = ErrorResponse::busy(StatusCode::BAD_GATEWAY, "later");
         assert_eq!(ConnectError::from(refusal).into_response().status(), StatusCode::BAD_GATEWAY);
+    }
+
+    #[tokio::test]
+    async fn output_without_a_line_end_precedes_a_failure() {
+        let failed = ConnectError::new("deadline_exceeded", "too late");
+        for (end, why) in [
+            (broken_off(&failed), "too late"),
+            (Vec::new(), "the command was lost with its sandbox"),
+        ] {
+            let stream =
+                [printed(Stream::Stderr, b"one\nthe ca"), printed(Stream::Stderr, b"use"), end];
+            let body = http_body_util::StreamBody::new(futures_util::stream::iter(
+                stream.map(|piece| Ok(http_body::Frame::data(Bytes::from(piece)))),
+            ));
+            let mut heard = String::new();
+            let ended = follow(body, |_, text| heard.push_str(text)).await;
+            assert_eq!((ended, heard.as_str()), (Err(why.to_owned()), "one\nthe cause"));
+        }
     }
 
     #[test]

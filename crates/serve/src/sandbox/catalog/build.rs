@@ -419,7 +419,10 @@ impl Sandboxes {
                 },
                 LineEnd::Broken(why) => failed(why),
             });
-            if ran? {
+            let keeps = ran?;
+            // A later failure is not that of a command that succeeded.
+            build.begin_output();
+            if keeps {
                 self.keep_layer(sandbox, &keys[at + 1], &around)
                     .await
                     .map_err(|refusal| failed(refusal.message))?;
@@ -544,7 +547,10 @@ impl Sandboxes {
             let keep = |stream: Stream, text: &str| build.keep_output(stream, text, false);
             let tried = target.run(&shell(line), left, keep).await;
             match tried {
-                Ok(0) => return Ok(()),
+                Ok(0) => {
+                    build.begin_output();
+                    return Ok(());
+                }
                 _ if begun.elapsed() > READY_TIMEOUT => {
                     let limit = READY_TIMEOUT.as_secs();
                     let line = shortened(line);

@@ -75,7 +75,8 @@ impl OutputTail {
         let mut shown: Vec<&str> = Vec::new();
         for line in self.lines.iter().rev().filter(|line| line.entry.level == level) {
             let text = line.entry.text.as_str();
-            shown.push(&text[..text.floor_char_boundary(room)]);
+            // The end of a line is nearest to the failure.
+            shown.push(&text[text.ceil_char_boundary(text.len().saturating_sub(room))..]);
             room = room.saturating_sub(text.len() + 1);
             if room == 0 {
                 break;
@@ -195,6 +196,16 @@ mod tests {
         assert!(message.len() < MAX_SHOWN_BYTES + 100 && !message.contains("before"), "{message}");
         assert!(reason["logEntries"].as_array().unwrap().len() <= MAX_ENTRIES);
         assert!(reason["logEntries"].to_string().len() < 2 * MAX_TAIL_BYTES);
+    }
+
+    #[test]
+    fn the_oldest_line_of_a_message_keeps_its_end() {
+        let mut log = BuildLog::default();
+        let line = format!("begins{} ends\nthe cause\n", "x".repeat(MAX_SHOWN_BYTES));
+        log.keep_output(Stream::Stderr, &line, true);
+        let reason = log.reason("no");
+        let message = reason["message"].as_str().unwrap();
+        assert!(message.ends_with("x ends\nthe cause") && !message.contains("begins"), "{message}");
     }
 
     #[test]
