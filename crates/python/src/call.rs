@@ -227,7 +227,7 @@ impl CallState {
             result: limits.result,
             memory: Some(limits.memory),
             cpu_time: limits.cpu_time,
-            until: limits.timeout.map(|timeout| Instant::now() + timeout),
+            until: limits.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             stops,
             sink,
             tools,

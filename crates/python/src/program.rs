@@ -8,6 +8,9 @@ use afresh_interpreter::{Language, ProgramGrants};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+/// Maximum time that the Python half gives: later moments do not fit into all clocks.
+const MAX_TIME: Duration = Duration::from_secs(1_000_000_000);
+
 /// The grants and limits of a Linux program, as the Python half gives them.
 #[derive(Clone, Default, FromPyObject)]
 #[pyo3(from_item_all)]
@@ -30,10 +33,13 @@ pub(crate) struct ProgramOptions {
 
 /// A duration that the Python half gives in seconds.
 pub(crate) fn seconds(seconds: f64, what: &str) -> PyResult<Duration> {
+    let refused =
+        |why: String| PyValueError::new_err(format!("{what} of {seconds} s is invalid: {why}"));
+    if seconds > MAX_TIME.as_secs_f64() {
+        return Err(refused(format!("give at most {} s", MAX_TIME.as_secs())));
+    }
     let length = Duration::try_from_secs_f64(seconds).ok().filter(|length| !length.is_zero());
-    length.ok_or_else(|| {
-        PyValueError::new_err(format!("{what} of {seconds} s is invalid: give seconds above 0"))
-    })
+    length.ok_or_else(|| refused("give seconds above 0".to_owned()))
 }
 
 /// The time limit of one call, if it has one.

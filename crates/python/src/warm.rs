@@ -293,7 +293,6 @@ impl Warm {
         }
     }
 
-    /// Refuses to run a Wasm guest whose traps would reach a Python handler.
     /// The setup of a call, whose time limit may be another one.
     fn setup_of_call(&self, timeout: Option<f64>) -> PyResult<Setup> {
         Ok(match call_timeout(timeout)? {
@@ -302,6 +301,7 @@ impl Warm {
         })
     }
 
+    /// Refuses to run a Wasm guest whose traps would reach a Python handler.
     fn check_signals(&self) -> PyResult<()> {
         match self.guest.kind() {
             afresh::Kind::Program => Ok(()),

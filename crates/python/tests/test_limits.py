@@ -88,9 +88,25 @@ def test_a_call_has_a_time_limit_of_its_own(js: afresh.Warm) -> None:
     assert isinstance(js.run_code("for (;;);", timeout=0.2).error, afresh.TimeLimitError)
     with pytest.raises(afresh.TimeLimitError):
         js.eval("for (;;);", timeout=0.2)
+    endless = afresh._native.encode([0, [], "for (;;);", "x", []])
+    with pytest.raises(afresh.TimeLimitError):
+        js.call("evaluate", endless, timeout=0.2)
+    with js.sandbox() as sb:
+        clean = sb.checkpoint("clean")
+        with pytest.raises(afresh.TimeLimitError):
+            sb.call("evaluate", endless, timeout=0.2)
+        sb.rollback(clean)
+    with js.sandbox(timeout=0.2) as sb:
+        assert isinstance(sb.run_code("for (;;);", timeout=None).error, afresh.TimeLimitError)
     for wrong in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="timeout"):
+        with pytest.raises(ValueError, match="above 0"):
             js.run_code("1", timeout=wrong)
+    for wrong in (float("inf"), 1e300, 1e19, 10**400):
+        with pytest.raises(ValueError, match="at most 1000000000 s"):
+            js.run_code("1", timeout=wrong)
+        with pytest.raises(ValueError, match="at most 1000000000 s"):
+            js.sandbox(timeout=wrong)
+    assert js.eval("1", timeout=1e9) == 1
     with pytest.raises(TypeError, match="timeout"):
         js.run_code("1", timeout="5")  # type: ignore[arg-type]
 
@@ -105,6 +121,12 @@ async def test_a_call_of_an_asynchronous_sandbox_has_a_time_limit_of_its_own(js:
         await sb.rollback(clean)
         with pytest.raises(afresh.TimeLimitError):
             await sb.apply("() => { for (;;); }", timeout=0.2)
+        await sb.rollback(clean)
+        applied = await sb.apply_result("() => { for (;;); }", timeout=0.2)
+        assert isinstance(applied.error, afresh.TimeLimitError)
+        await sb.rollback(clean)
+        with pytest.raises(afresh.TimeLimitError):
+            await sb.call("evaluate", afresh._native.encode([0, [], "for (;;);", "x", []]), timeout=0.2)
         await sb.rollback(clean)
         assert await sb.eval("1 + 1", timeout=LONG) == 2
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+# Maximum of a timeout: the native half counts in moments of a clock, which end.
+MAX_SECONDS = 1_000_000_000
 
 
 def text(given: Any, name: str) -> str:
@@ -29,14 +33,23 @@ def seconds(given: Any) -> float | None:
     >>> seconds(0)
     Traceback (most recent call last):
     ValueError: a timeout of 0 s is invalid: give seconds above 0
+    >>> seconds(float("inf"))
+    Traceback (most recent call last):
+    ValueError: a timeout of inf s is invalid: give at most 1000000000 s
     """
     if given is None:
         return None
     if isinstance(given, str | bytes) or not hasattr(given, "__float__"):
         raise TypeError(f"a timeout is a number of seconds, not {given!r}")
-    if not float(given) > 0:
+    try:
+        length = float(given)
+    except OverflowError:
+        length = math.inf
+    if not length > 0:
         raise ValueError(f"a timeout of {given} s is invalid: give seconds above 0")
-    return float(given)
+    if length > MAX_SECONDS:
+        raise ValueError(f"a timeout of {length} s is invalid: give at most {MAX_SECONDS} s")
+    return length
 
 
 def variables(given: Mapping[str, str] | None) -> dict[str, str]:

@@ -144,8 +144,8 @@ class Sandbox(_Sandbox):
         Args:
             code: What to run. The value of its last expression is the result's.
             name: Its name in tracebacks.
-            timeout: Maximum seconds of this call, which replaces that of the sandbox. Code that runs longer ends with a
-                `TimeLimitError` in the result, and the sandbox has to be rolled back then.
+            timeout: Maximum seconds of this call, which replaces that of the sandbox; ``None`` keeps that. Code that
+                runs longer ends with a `TimeLimitError` in the result, and the sandbox has to be rolled back then.
             on_output: Called with ``"stdout"`` or ``"stderr"`` and a piece of text while the program prints it.
 
         Raises:
@@ -177,6 +177,8 @@ class Sandbox(_Sandbox):
     def apply(self, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """Calls a function, given as an expression in the language of the guest, with Python values.
 
+        ``timeout`` is as for `run_code`.
+
         >>> import afresh
         >>> with afresh.warm("js").sandbox() as sb:
         ...     sb.apply("(a, b) => a.concat(b)", [1, 2], [3])
@@ -185,14 +187,17 @@ class Sandbox(_Sandbox):
         return self.apply_result(function, *arguments, timeout=timeout).unwrap()
 
     def apply_result(self, function: str, *arguments: Any, timeout: float | None = None) -> Result:
-        """As `apply`, but gives the whole result; what the function throws is in it."""
+        """As `apply`, but gives the whole result: an error of the function is in it, and so is that of ``timeout``."""
         given = _native.encode(list(arguments))
         function = _arguments.text(function, "a function")
         limit = _arguments.seconds(timeout)
         return result(self._session.run(2, function, "<sandbox>", given, None, None, False, limit))
 
     def call(self, export: str, input: bytes = b"", *, timeout: float | None = None) -> bytes:
-        """Calls an export that takes and gives bytes: for guests that are no interpreters."""
+        """Calls an export that takes and gives bytes: for guests that are no interpreters.
+
+        ``timeout`` is as for `run_code`, and its `TimeLimitError` is raised.
+        """
         return self._session.call(export, input, None, _arguments.seconds(timeout))
 
     @property

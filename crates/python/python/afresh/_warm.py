@@ -56,16 +56,23 @@ class Warm:
     def run_code(self, code: str, *, name: str = "<sandbox>", timeout: float | None = None) -> Result:
         """Runs code from the warm state, and forgets what it did.
 
-        ``timeout`` is for this call alone, and replaces that of the warm guest.
+        ``timeout`` is the maximum seconds of this call. ``None`` keeps the limit of the warm guest. Code that runs
+        longer ends with a `TimeLimitError` in the result.
         """
         return result(self._native.run(_arguments.text(code, "code"), name, _arguments.seconds(timeout)))
 
     def eval(self, code: str, *, timeout: float | None = None) -> Any:
-        """The value that code gives from the warm state; raises what the program throws."""
+        """The value that code gives from the warm state; raises what the program throws.
+
+        ``timeout`` is as for `run_code`.
+        """
         return self.run_code(code, timeout=timeout).unwrap()
 
     def call(self, export: str, input: bytes = b"", *, timeout: float | None = None) -> bytes:
-        """Calls an export that takes and gives bytes, from the warm state, and forgets what it did."""
+        """Calls an export that takes and gives bytes, from the warm state, and forgets what it did.
+
+        ``timeout`` is as for `run_code`, and its `TimeLimitError` is raised.
+        """
         return self._native.call(export, input, _arguments.seconds(timeout))
 
     def _session(
