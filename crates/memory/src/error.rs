@@ -22,6 +22,9 @@ pub enum ImageError {
     /// Content of a lazily filled image will never arrive.
     #[error("the image's content could not be fetched: {0}")]
     Filler(String),
+    /// Another process wrote to the file of the image before it was sealed.
+    #[error("another process wrote to the file of the image: find it among those of this user")]
+    Altered,
     /// The kernel refused.
     #[error("storing the image failed: {0}")]
     System(#[from] SysError),

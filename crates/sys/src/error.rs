@@ -26,7 +26,7 @@ pub enum Call {
     Seal,
     /// Open a memfd again, for reading.
     Reopen,
-    /// Ask the kernel for other holders of a memfd.
+    /// Query the kernel for other holders of a memfd.
     Lease,
     /// Write into a memfd.
     Write,
@@ -66,6 +66,8 @@ pub enum Call {
     Send,
     /// Refer to another process, or send it a signal.
     Process,
+    /// Keep other processes from this one.
+    Access,
     /// Draw random bytes.
     Random,
     /// Compare the kernel's page size with [`crate::PAGE_SIZE`].
@@ -108,6 +110,7 @@ impl Call {
             Call::Receive => "recvmsg",
             Call::Send => "sendmsg",
             Call::Process => "pidfd_open",
+            Call::Access => "prctl(PR_SET_DUMPABLE)",
             Call::Random => "getrandom",
             Call::PageSize => "getauxval(AT_PAGESZ)",
             Call::Kvm(name) => name,

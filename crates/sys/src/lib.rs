@@ -21,6 +21,7 @@
 //! * [`SplitMix64`]: numbers that are the same for the same seed.
 //! * [`lock()`]: a mutex whose holder may have panicked.
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
+//! * `own_process`: access of other processes, and the number of descriptors.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer
 //!   host.
@@ -106,7 +107,7 @@ pub use imp::{
 #[cfg(all(feature = "socket", target_os = "linux", not(any(miri, afresh_portable))))]
 pub use imp::{MappingKind, ProcessMemory};
 #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
-pub use imp::{SealedMemfd, merges_memory, poll, random};
+pub use imp::{SealedMemfd, merges_memory, own_process, poll, random};
 pub use inherited::InheritedCell;
 pub use inherited_mutex::{InheritedMutex, InheritedMutexGuard};
 pub use lock::lock;

@@ -19,7 +19,7 @@ use afresh_sys::{
     fork::Epoch,
 };
 #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
-use afresh_sys::{Call, SealedMemfd, errno::EMFILE};
+use afresh_sys::{Call, SealedMemfd};
 
 use super::arrived_pages::ArrivedPages;
 use super::file_owner::FileOwner;
@@ -213,22 +213,30 @@ impl Backing {
         Self::viewed(Store::Borrowed(lender), view, pages, vec![PageRange::new(0, pages)])
     }
 
-    /// A backing in a sealed file of `pages` pages, with content in the pages `stored`.
+    /// A backing in a sealed file of `pages` pages, with content in the pages `stored`. `None` where
+    /// all places for separate files are taken.
     #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
     pub(super) fn from_sealed(
         file: SealedMemfd,
         pages: usize,
         stored: Vec<PageRange>,
-    ) -> Result<Arc<Self>, SysError> {
+    ) -> Result<Option<Arc<Self>>, SysError> {
         // A page past the end of the file would be a SIGBUS at its first use.
         if file.bytes() != PageRange::new(0, pages).byte_len() {
             return Err(SysError::invalid(Call::Seal));
         }
         let view = Reservation::new(pages)?;
         if !claim_own() {
-            return Err(SysError::new(Call::Reopen, EMFILE));
+            return Ok(None);
         }
-        Self::viewed(Store::Own(file.into_file()), view, pages, stored).map(Arc::new)
+        let backing = Self::viewed(Store::Own(file.into_file()), view, pages, stored)?;
+        Ok(Some(Arc::new(backing)))
+    }
+
+    /// Whether a place for a separate file is free.
+    #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
+    pub(super) fn has_room_for_file() -> bool {
+        OWNED.load(Ordering::Relaxed) < OWN_FILES
     }
 
     /// The backing, once each page has a known filler.

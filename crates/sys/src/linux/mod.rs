@@ -10,6 +10,7 @@ pub mod host;
 mod hugepage;
 mod memfd;
 mod merging;
+pub mod own_process;
 mod page_size;
 pub mod pagemap;
 mod perf;

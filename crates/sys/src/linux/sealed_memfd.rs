@@ -6,7 +6,9 @@
 //!
 //! A [`SealedMemfd`] is open for reading only. Each process gets its own open file description. A
 //! mapping keeps the description that it was made from. So the kernel's count of descriptions shows
-//! whether another process still has the file: `F_SETLEASE` with `F_WRLCK` is refused then.
+//! whether another process still has the file: `F_SETLEASE` with `F_WRLCK` is refused then. A
+//! descriptor of `O_PATH` does not count. It is no open file, and keeps the memory of the file
+//! without a sign.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -92,7 +94,8 @@ impl SealedMemfd {
     }
 
     /// Whether a descriptor of [`SealedMemfd::reopen`], or a mapping made of one, still exists in
-    /// any process.
+    /// any process. A descriptor of `O_PATH` is not counted: a process that opens one from its own
+    /// keeps the memory while this returns false.
     ///
     /// # Errors
     /// `EINVAL` on a kernel without leases on memory files.

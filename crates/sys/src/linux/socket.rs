@@ -370,6 +370,15 @@ pub fn peer_user(stream: &UnixStream) -> Result<u32, SysError> {
     socket_peercred(stream).map(|peer| peer.uid.as_raw()).map_err(failed(Call::Process))
 }
 
+/// The user that stands for all users without a number in the user namespace of this process.
+#[must_use]
+pub fn overflow_user() -> u32 {
+    /// `DEFAULT_OVERFLOWUID` of the kernel.
+    const DEFAULT: u32 = 65534;
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
+}
+
 /// The effective user of this process.
 #[must_use]
 pub fn own_user() -> u32 {
