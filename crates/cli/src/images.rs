@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use afresh::Reference;
-use afresh::pager::images::{ImageClient, ImageClientError, ImageEvent, ImageServer};
+use afresh::pager::images::{
+    ImageClient, ImageClientError, ImageEvent, ImageServer, MAX_IMAGES, is_protected,
+};
 use afresh::pager::vmm::Listener;
+use afresh_sys::own_process;
 use anyhow::Context;
 use clap::Args;
 
@@ -43,6 +46,15 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let log = Log::new(arguments.log_level);
+    // Before the first file: another process could write to it until it is sealed.
+    own_process::deny_access()?;
+    // Half of the descriptors are for images.
+    own_process::raise_descriptor_limit(2 * MAX_IMAGES);
+    anyhow::ensure!(
+        is_protected(&arguments.socket),
+        "other users can write to the directory of {}: use a directory of this user alone",
+        arguments.socket.display()
+    );
     // Signals are watched before the socket exists, so that it is always removed.
     let stop = afresh_sys::termination::watch()?;
     let listener = Listener::bind(&arguments.socket)?;
@@ -83,6 +95,10 @@ fn report(log: Log, event: &ImageEvent<'_>) {
         }
         ImageEvent::OtherUser { user } => {
             log.line(Level::Error, &format!("a process of user {user} was refused"));
+        }
+        ImageEvent::AnswerFailed { error } => {
+            let text = format!("a client got no answer, others may follow: {error}");
+            log.line(Level::Error, &text);
         }
         ImageEvent::ClientFailed { error } => {
             log.line(Level::Error, &format!("accepting a client: {error}"));

@@ -1,12 +1,12 @@
 //! The client of an image server.
 //!
 //! Promises: a snapshot opens whether a server answers or not, and no later than after
-//! [`ANSWER_TIMEOUT`] without one. After a failure no server is asked for [`RETRY_INTERVAL`]. The
-//! first failure is reported, and later ones are not.
+//! [`ANSWER_TIMEOUT`] without one. After a failure no request is sent for [`RETRY_INTERVAL`]. The
+//! first failure of each kind is reported, and later ones are not.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{Image, PAGE_SIZE, SealedImageFile, SealedMemfd};
@@ -15,20 +15,22 @@ use afresh_sys::socket;
 
 use super::error::ImageClientError;
 use super::message::{ANSWER_BYTES, ImageAnswer, ImageRequest};
+use super::peer::{is_protected, other_user};
 use super::server::receive_all;
 
 /// How long a server may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long no server is asked after one failed.
+/// How long no request is sent after a server failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Asks an image server for the memory of snapshots.
+/// Requests the memory of snapshots from an image server.
 pub struct ImageClient {
     socket: PathBuf,
     report: Box<dyn Fn(&ImageClientError) + Send + Sync>,
     made: Instant,
-    has_failed: AtomicBool,
-    /// Milliseconds since `made` from which on a server is asked again.
+    /// Kinds of failures so far.
+    failures: AtomicU32,
+    /// Milliseconds since `made` from which on requests are sent again.
     retry_at: AtomicU64,
 }
 
@@ -39,7 +41,7 @@ impl std::fmt::Debug for ImageClient {
 }
 
 impl ImageClient {
-    /// A client of the server that listens at `socket`. `report` gets the first failure.
+    /// A client of the server that listens at `socket`. `report` gets the first failure of each kind.
     pub fn new(
         socket: impl Into<PathBuf>,
         report: impl Fn(&ImageClientError) + Send + Sync + 'static,
@@ -48,13 +50,13 @@ impl ImageClient {
             socket: socket.into(),
             report: Box::new(report),
             made: Instant::now(),
-            has_failed: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
             retry_at: AtomicU64::new(0),
         }
     }
 
-    /// The memory of `snapshot`, if the server has it. Otherwise the server is asked to read it,
-    /// and this process makes its own image.
+    /// The memory of `snapshot`, if the server has it. Otherwise this process makes its own image,
+    /// and the server may read the snapshot for later requests.
     #[must_use]
     pub fn image(&self, snapshot: &Snapshot) -> Option<Image> {
         let now = self.made.elapsed();
@@ -67,15 +69,17 @@ impl ImageClient {
                 let later = (now + RETRY_INTERVAL).as_millis();
                 self.retry_at.store(u64::try_from(later).unwrap_or(u64::MAX), Ordering::Relaxed);
             }
-            if !self.has_failed.swap(true, Ordering::Relaxed) {
+            let kind = error.kind().unwrap_or(0);
+            if kind & !self.failures.fetch_or(kind, Ordering::Relaxed) != 0 {
                 (self.report)(&error);
             }
             None
         })
     }
 
-    /// The memory of `snapshot`. `None` while the server reads it, and for a snapshot that is not
-    /// shared: a sealed one, one with turns, and one that is not in a local directory.
+    /// The memory of `snapshot`. `None` until the server has read it, where this process has as
+    /// many images with separate files as it may, and for a snapshot that is not shared: a sealed
+    /// one, one with turns, and one that is not in a local directory.
     ///
     /// # Errors
     /// [`ImageClientError`] by cause.
@@ -88,12 +92,15 @@ impl ImageClient {
         if layout.file_pages() == 0 {
             return Ok(None);
         }
+        if !Image::has_room_for_sealed() {
+            return Ok(None);
+        }
         let directory = socket::directory(directory).map_err(ImageClientError::Directory)?;
         let request = ImageRequest { memory, snapshot: snapshot.id() };
-        let (answer, file) = self.ask(&request, &directory)?;
+        let (answer, file) = self.exchange(&request, &directory)?;
         let bytes = match (answer, &file) {
             (ImageAnswer::Image { bytes }, Some(_)) => bytes,
-            (ImageAnswer::Filling, None) => return Ok(None),
+            (ImageAnswer::Pending, None) => return Ok(None),
             (ImageAnswer::Refused(reason), None) => return Err(ImageClientError::Refused(reason)),
             _ => return Err(ImageClientError::Answer),
         };
@@ -102,18 +109,20 @@ impl ImageClient {
             return Err(ImageClientError::Answer);
         };
         let file = SealedMemfd::from_received(file, expected).map_err(ImageClientError::File)?;
-        Ok(Some(Image::from_sealed(&layout, file)?))
+        Ok(Image::from_sealed(&layout, file)?)
     }
 
     /// The server's answer, and the descriptor that came with it.
-    fn ask(
+    fn exchange(
         &self,
         request: &ImageRequest,
         directory: &OwnedFd,
     ) -> Result<(ImageAnswer, Option<OwnedFd>), ImageClientError> {
+        if !is_protected(&self.socket) {
+            return Err(ImageClientError::Unprotected);
+        }
         let stream = socket::connect(&self.socket, ANSWER_TIMEOUT)?;
-        let user = socket::peer_user(&stream)?;
-        if user != socket::own_user() && user != 0 {
+        if let Some(user) = other_user(&stream)? {
             return Err(ImageClientError::User(user));
         }
         let end = Instant::now() + ANSWER_TIMEOUT;

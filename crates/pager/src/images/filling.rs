@@ -21,20 +21,27 @@ pub(super) enum FillError {
 }
 
 /// The pages of `snapshot` in a sealed file. Each page is checked against the digest of its layer
-/// when it is read.
+/// when it is read, and the sealed file against the pages that were read.
+///
+/// The layout is made before the charge. It takes memory in proportion to the index of the
+/// snapshot, which the limits for opening a snapshot bound, for two snapshots at a time.
 pub(super) fn fill(snapshot: &Snapshot, filling: &mut Filling) -> Result<SealedMemfd, FillError> {
     if snapshot.memory_digest().as_ref() != Some(filling.memory()) {
         return Err(FillError::Digest);
     }
     let layout = SealedImageFile::new(snapshot.pages(), &Pages::occupied(snapshot))?;
     filling.charge(layout.file_pages().saturating_mul(PAGE_SIZE)).map_err(FillError::Refused)?;
-    layout.build(|runs, bytes| {
+    let file = layout.build(|runs, bytes| {
         let mut rest = bytes;
         for run in runs {
             let (part, left) = rest.split_at_mut(run.byte_len());
             snapshot.read(run.start, part)?;
             rest = left;
         }
-        Ok(())
-    })
+        Ok::<(), FillError>(())
+    })?;
+    // With huge pages for all memory files the last one can exceed the length.
+    let more = file.file().resident_bytes().saturating_sub(file.bytes());
+    filling.charge(more).map_err(FillError::Refused)?;
+    Ok(file)
 }

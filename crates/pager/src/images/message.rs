@@ -54,10 +54,20 @@ pub enum RefusalReason {
     Busy,
     /// The server does not have the image, and the client passed no directory.
     NoDirectory,
+    /// Processes have as many images as the server may keep, or its descriptors ran out.
+    Images,
+    /// The server could not read the snapshot a short time ago.
+    Failed,
 }
 
 impl RefusalReason {
-    const ALL: [(Self, u8); 3] = [(Self::Budget, 1), (Self::Busy, 2), (Self::NoDirectory, 3)];
+    const ALL: [(Self, u8); 5] = [
+        (Self::Budget, 1),
+        (Self::Busy, 2),
+        (Self::NoDirectory, 3),
+        (Self::Images, 4),
+        (Self::Failed, 5),
+    ];
 }
 
 impl std::fmt::Display for RefusalReason {
@@ -68,6 +78,8 @@ impl std::fmt::Display for RefusalReason {
             Self::NoDirectory => {
                 "it does not have this image, and received no store to read it from"
             }
+            Self::Images => "it has too few descriptors for more images: raise its ulimit -n",
+            Self::Failed => "it could not read this snapshot: its log has the cause",
         })
     }
 }
@@ -80,9 +92,9 @@ pub enum ImageAnswer {
         /// Length of the file.
         bytes: u64,
     },
-    /// The server reads the snapshot now, and has the image later.
-    Filling,
-    /// There will be no image.
+    /// The server has no image so far. It reads the snapshot now, or at the next request.
+    Pending,
+    /// There is no image.
     Refused(RefusalReason),
 }
 
@@ -92,7 +104,7 @@ impl ImageAnswer {
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
         let (status, value) = match self {
             Self::Image { bytes } => (1, *bytes),
-            Self::Filling => (2, 0),
+            Self::Pending => (2, 0),
             Self::Refused(reason) => {
                 let number = RefusalReason::ALL.iter().find(|(known, _)| known == reason);
                 (3, number.map_or(0, |(_, number)| u64::from(*number)))
@@ -113,7 +125,7 @@ impl ImageAnswer {
         (bytes[..8] == MAGIC).then_some(())?;
         match (number(8)?, number(16)?) {
             (1, bytes) => Some(Self::Image { bytes }),
-            (2, 0) => Some(Self::Filling),
+            (2, 0) => Some(Self::Pending),
             (3, number) => RefusalReason::ALL
                 .iter()
                 .find(|(_, known)| u64::from(*known) == number)
@@ -132,7 +144,7 @@ mod tests {
         let request = ImageRequest { memory: [7; 32], snapshot: Sha256([9; 32]) };
         assert_eq!(ImageRequest::decode(&request.encode()), Some(request));
         let refused = RefusalReason::ALL.map(|(reason, _)| ImageAnswer::Refused(reason));
-        for answer in [ImageAnswer::Image { bytes: u64::MAX }, ImageAnswer::Filling]
+        for answer in [ImageAnswer::Image { bytes: u64::MAX }, ImageAnswer::Pending]
             .into_iter()
             .chain(refused)
         {
@@ -148,7 +160,7 @@ mod tests {
             assert_eq!(ImageRequest::decode(&request[..length]), None);
             assert_eq!(ImageAnswer::decode(&answer[..length.min(ANSWER_BYTES - 1)]), None);
         }
-        for (at, value) in [(0, b'b'), (7, b'2'), (8, 4), (9, 1), (16, 4), (17, 1)] {
+        for (at, value) in [(0, b'b'), (7, b'2'), (8, 4), (9, 1), (16, 6), (17, 1)] {
             let mut changed = answer;
             changed[at] = value;
             assert_eq!(ImageAnswer::decode(&changed), None, "byte {at}");

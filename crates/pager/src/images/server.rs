@@ -1,7 +1,9 @@
 //! The server of shared images.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,12 +11,17 @@ use std::time::{Duration, Instant};
 
 use afresh_store::{Sha256, Snapshot, Store};
 use afresh_sys::errno::EAGAIN;
-use afresh_sys::{Call, SysError, socket};
+use afresh_sys::{Call, SysError, own_process, socket};
 
+use super::admission::{Decision, Source};
 use super::filling::{FillError, fill};
 use super::message::{ImageAnswer, ImageRequest, REQUEST_BYTES, RefusalReason};
-use super::shelf::{Filling, Lookup, Shelf};
+use super::peer::other_user;
+use super::shelf::{Filling, Lookup, Shelf, is_lack_of_descriptors};
 use crate::vmm::Listener;
+
+/// Maximum images of a server. It has fewer where half of its descriptors are less than that.
+pub const MAX_IMAGES: usize = 2048;
 
 /// Clients at a time.
 const MAX_CLIENTS: usize = 32;
@@ -55,6 +62,11 @@ pub enum ImageEvent<'a> {
         /// The cause.
         error: &'a io::Error,
     },
+    /// A client got no answer. Reported once.
+    AnswerFailed {
+        /// The cause.
+        error: &'a SysError,
+    },
 }
 
 type Report = dyn Fn(&ImageEvent<'_>) + Send + Sync;
@@ -69,7 +81,16 @@ pub struct ImageServer {
 struct Work {
     shelf: Arc<Shelf>,
     clients: AtomicUsize,
+    has_failed: AtomicBool,
     report: Box<Report>,
+}
+
+/// An image that is to be made.
+struct Wanted {
+    filling: Filling,
+    source: Source,
+    /// Directory of the store.
+    directory: File,
 }
 
 impl std::fmt::Debug for ImageServer {
@@ -79,14 +100,21 @@ impl std::fmt::Debug for ImageServer {
 }
 
 impl ImageServer {
-    /// A server at `listener`, whose files take at most `budget` bytes.
+    /// A server at `listener`, whose files take at most `budget` bytes, and half of the descriptors
+    /// that this process can have now.
     pub fn new(
         listener: Listener,
         budget: usize,
         report: impl Fn(&ImageEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let (shelf, clients) = (Shelf::new(budget), AtomicUsize::new(0));
-        Self { listener, work: Arc::new(Work { shelf, clients, report: Box::new(report) }) }
+        let max_images = (own_process::descriptor_limit() / 2).clamp(1, MAX_IMAGES);
+        let work = Work {
+            shelf: Shelf::new(budget, max_images),
+            clients: AtomicUsize::new(0),
+            has_failed: AtomicBool::new(false),
+            report: Box::new(report),
+        };
+        Self { listener, work: Arc::new(work) }
     }
 
     /// Adds the memory of `snapshot` before a client requests it.
@@ -117,7 +145,10 @@ impl ImageServer {
                 Ok(Some(stream)) => stream,
                 Ok(None) => continue,
                 Err(error) => {
-                    // For example, no descriptors are left. Some may be later.
+                    // Without a descriptor the client waits until one is free.
+                    if error.raw_os_error().is_some_and(is_lack_of_descriptors) {
+                        self.work.shelf.free_descriptor();
+                    }
                     (self.work.report)(&ImageEvent::ClientFailed { error: &error });
                     std::thread::sleep(PAUSE);
                     continue;
@@ -132,11 +163,16 @@ impl ImageServer {
             let place = ClientPlace(self.work.clone());
             let thread = std::thread::Builder::new().name("afresh-images".to_owned());
             let spawned = thread.spawn(move || {
-                // A client that disconnects ends its own thread.
-                let wanted = work.converse(&stream).ok().flatten();
+                let wanted = work.converse(&stream).unwrap_or_else(|error| {
+                    // A client can end at any time, so others may follow.
+                    if !work.has_failed.swap(true, Ordering::Relaxed) {
+                        (work.report)(&ImageEvent::AnswerFailed { error: &error });
+                    }
+                    None
+                });
                 drop((stream, place));
-                if let Some((filling, request, directory)) = wanted {
-                    work.add_from(filling, &request, &directory);
+                if let Some(wanted) = wanted {
+                    work.add_from(wanted);
                 }
             });
             if let Err(error) = spawned {
@@ -157,12 +193,8 @@ impl Drop for ClientPlace {
 
 impl Work {
     /// Answers the request of a client. Returns the image that is to be made for it.
-    fn converse(
-        &self,
-        stream: &UnixStream,
-    ) -> Result<Option<(Filling, ImageRequest, OwnedFd)>, SysError> {
-        let user = socket::peer_user(stream)?;
-        if user != socket::own_user() && user != 0 {
+    fn converse(&self, stream: &UnixStream) -> Result<Option<Wanted>, SysError> {
+        if let Some(user) = other_user(stream)? {
             (self.report)(&ImageEvent::OtherUser { user });
             return Ok(None);
         }
@@ -175,14 +207,15 @@ impl Work {
                 file = Some(fd);
                 ImageAnswer::Image { bytes: bytes as u64 }
             }
-            Lookup::Filling => ImageAnswer::Filling,
+            Lookup::Filling => ImageAnswer::Pending,
+            Lookup::Full => ImageAnswer::Refused(RefusalReason::Images),
             Lookup::Missing => match fds.pop().filter(|_| fds.is_empty()) {
                 None => ImageAnswer::Refused(RefusalReason::NoDirectory),
-                Some(directory) => match self.shelf.begin(request.memory) {
+                Some(directory) => match self.admit(request, directory.into()) {
                     Err(reason) => ImageAnswer::Refused(reason),
-                    Ok(filling) => {
-                        wanted = filling.map(|filling| (filling, request, directory));
-                        ImageAnswer::Filling
+                    Ok(admitted) => {
+                        wanted = admitted;
+                        ImageAnswer::Pending
                     }
                 },
             },
@@ -192,18 +225,44 @@ impl Work {
         Ok(wanted)
     }
 
-    /// Makes an image of a snapshot in the store with this directory.
-    fn add_from(&self, filling: Filling, request: &ImageRequest, directory: &OwnedFd) {
+    /// Decides about an image that is missing. `None` where it is to be made later, or by another
+    /// thread.
+    fn admit(
+        &self,
+        request: ImageRequest,
+        directory: File,
+    ) -> Result<Option<Wanted>, RefusalReason> {
+        let stat = directory.metadata().map_err(|_| RefusalReason::Failed)?;
+        let source = Source { request, directory: (stat.dev(), stat.ino()) };
+        match self.shelf.decide(&source) {
+            Decision::Wait => Ok(None),
+            Decision::Refuse(reason) => Err(reason),
+            Decision::Read => {
+                let filling = self.shelf.begin(request.memory)?;
+                Ok(filling.map(|filling| Wanted { filling, source, directory }))
+            }
+        }
+    }
+
+    /// Makes an image of a snapshot in the store of a client.
+    fn add_from(&self, wanted: Wanted) {
+        let Wanted { filling, source, directory } = wanted;
+        let snapshot = source.request.snapshot;
         let open = || {
             let store = Store::open(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
-            store.load_id(request.snapshot)
+            store.load_id(snapshot)
         };
         let result = match open() {
             Ok(snapshot) => self.add(filling, &snapshot),
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {
-            (self.report)(&ImageEvent::Failed { snapshot: request.snapshot, error: &error });
+            let reason = match &error {
+                FillError::Refused(reason) => *reason,
+                _ => RefusalReason::Failed,
+            };
+            self.shelf.fail(source, reason);
+            (self.report)(&ImageEvent::Failed { snapshot, error: &error });
         }
     }
 

@@ -1,17 +1,21 @@
 //! The images of a server, within its budget.
 //!
 //! Promises: the files of all images, complete or not, are charged in full, and their sum is within
-//! the budget. Only an image that no other process has is evicted, the least recently used first.
+//! the budget. So is their number, as each takes a descriptor. Only an image that no other process
+//! has is evicted, the least recently used first. It is also evicted where descriptors ran out.
 //! Whether a process has it is what the kernel reports ([`SealedMemfd::is_held_elsewhere`]); where
 //! the kernel reports nothing, no image is evicted.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use afresh_memory::SealedMemfd;
 use afresh_sys::SysError;
+use afresh_sys::errno::{EMFILE, ENFILE};
 
+use super::admission::{Admission, Decision, Source};
 use super::message::RefusalReason;
 
 /// Digest of a memory.
@@ -36,11 +40,13 @@ struct State {
     charged: usize,
     /// Counts uses.
     clock: u64,
+    admission: Admission,
 }
 
 /// The images of a server.
 pub(super) struct Shelf {
     budget: usize,
+    max_images: usize,
     state: Mutex<State>,
 }
 
@@ -52,11 +58,18 @@ pub(super) enum Lookup {
     Filling,
     /// Nothing.
     Missing,
+    /// Descriptors ran out, and all images are in use.
+    Full,
+}
+
+/// Whether an error is a lack of descriptors.
+pub(super) fn is_lack_of_descriptors(errno: i32) -> bool {
+    errno == EMFILE || errno == ENFILE
 }
 
 impl Shelf {
-    pub(super) fn new(budget: usize) -> Arc<Self> {
-        Arc::new(Self { budget, state: Mutex::default() })
+    pub(super) fn new(budget: usize, max_images: usize) -> Arc<Self> {
+        Arc::new(Self { budget, max_images, state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -68,12 +81,33 @@ impl Shelf {
         let mut state = self.lock();
         state.clock += 1;
         let now = state.clock;
-        if let Some(entry) = state.images.get_mut(memory) {
+        while let Some(entry) = state.images.get_mut(memory) {
             entry.used = now;
             // Under the lock, so that no eviction finds the image unused in between.
-            return Ok(Lookup::Image(entry.file.reopen()?, entry.bytes));
+            match entry.file.reopen() {
+                Ok(file) => return Ok(Lookup::Image(file, entry.bytes)),
+                Err(error) if !is_lack_of_descriptors(error.errno) => return Err(error),
+                // Another image gives its descriptor. This one was used last.
+                Err(_) if state.evict_one(Some(memory)) => {}
+                Err(_) => return Ok(Lookup::Full),
+            }
         }
         Ok(if state.filling.contains(memory) { Lookup::Filling } else { Lookup::Missing })
+    }
+
+    /// Decides about a request for an image that is missing.
+    pub(super) fn decide(&self, source: &Source) -> Decision {
+        self.lock().admission.decide(source, Instant::now())
+    }
+
+    /// Notes that an image could not be made.
+    pub(super) fn fail(&self, source: Source, reason: RefusalReason) {
+        self.lock().admission.fail(source, reason, Instant::now());
+    }
+
+    /// Evicts the least recently used image that no process has, for its descriptor.
+    pub(super) fn free_descriptor(&self) -> bool {
+        self.lock().evict_one(None)
     }
 
     /// A place for an image that is to be filled. `None` where another thread has it.
@@ -88,6 +122,10 @@ impl Shelf {
         if state.filling.len() >= MAX_FILLS {
             return Err(RefusalReason::Busy);
         }
+        let is_short = |state: &State| state.images.len() + state.filling.len() >= self.max_images;
+        if !state.evict(None, is_short) {
+            return Err(RefusalReason::Images);
+        }
         state.filling.push(memory);
         Ok(Some(Filling { shelf: self.clone(), memory, bytes: 0 }))
     }
@@ -99,27 +137,41 @@ impl Shelf {
 }
 
 impl State {
-    /// Removes unused images until `bytes` more fit `budget`.
-    fn make_room(&mut self, bytes: usize, budget: usize) -> Result<(), RefusalReason> {
-        let fits = |charged: usize| charged.checked_add(bytes).is_some_and(|sum| sum <= budget);
-        if bytes > budget {
-            return Err(RefusalReason::Budget);
+    /// Removes images that no process has while `is_short`, the least recently used first, and
+    /// never `kept`. Returns whether there is enough room then.
+    fn evict(&mut self, kept: Option<&MemoryDigest>, is_short: impl Fn(&Self) -> bool) -> bool {
+        if !is_short(self) {
+            return true;
         }
-        let mut oldest: Vec<_> =
-            self.images.iter().map(|(key, entry)| (entry.used, *key)).collect();
+        let others = self.images.iter().filter(|(memory, _)| Some(*memory) != kept);
+        let mut oldest: Vec<_> = others.map(|(memory, entry)| (entry.used, *memory)).collect();
         oldest.sort_unstable();
         for (_, memory) in oldest {
-            if fits(self.charged) {
-                break;
-            }
             let unused = |entry: &Entry| matches!(entry.file.is_held_elsewhere(), Ok(false));
             if self.images.get(&memory).is_some_and(unused)
                 && let Some(entry) = self.images.remove(&memory)
             {
                 self.charged -= entry.bytes;
+                if !is_short(self) {
+                    return true;
+                }
             }
         }
-        if fits(self.charged) { Ok(()) } else { Err(RefusalReason::Budget) }
+        false
+    }
+
+    /// Removes one image that no process has, other than `kept`, for its descriptor.
+    fn evict_one(&mut self, kept: Option<&MemoryDigest>) -> bool {
+        let before = self.images.len();
+        self.evict(kept, |state| state.images.len() == before)
+    }
+
+    /// Removes unused images until `bytes` more fit `budget`.
+    fn make_room(&mut self, bytes: usize, budget: usize) -> Result<(), RefusalReason> {
+        let is_short =
+            |state: &Self| state.charged.checked_add(bytes).is_none_or(|sum| sum > budget);
+        let has_room = bytes <= budget && self.evict(None, is_short);
+        if has_room { Ok(()) } else { Err(RefusalReason::Budget) }
     }
 }
 
@@ -169,6 +221,8 @@ impl Drop for Filling {
 #[cfg(test)]
 mod tests {
     use afresh_memory::{Memfd, PAGE_SIZE};
+    use afresh_sys::Call;
+    use afresh_sys::inject::{Plan, with};
 
     use super::*;
 
@@ -184,13 +238,13 @@ mod tests {
     fn take(shelf: &Shelf, number: u8) -> Option<OwnedFd> {
         match shelf.look_up(&[number; 32]).unwrap() {
             Lookup::Image(fd, _) => Some(fd),
-            Lookup::Filling | Lookup::Missing => None,
+            Lookup::Filling | Lookup::Missing | Lookup::Full => None,
         }
     }
 
     #[test]
     fn unused_images_make_room_and_those_of_processes_stay() {
-        let shelf = Shelf::new(10 * PAGE_SIZE);
+        let shelf = Shelf::new(10 * PAGE_SIZE, 10);
         add(&shelf, 1, 4).unwrap();
         if let Err(error) = shelf.lock().images[&[1; 32]].file.is_held_elsewhere() {
             return println!("SKIPPED: {error}");
@@ -213,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_filling_that_ends_early_gives_its_charge_and_its_place_back() {
-        let shelf = Shelf::new(10 * PAGE_SIZE);
+        let shelf = Shelf::new(10 * PAGE_SIZE, 10);
         let mut first = shelf.begin([1; 32]).unwrap().unwrap();
         first.charge(8 * PAGE_SIZE).unwrap();
         assert!(shelf.begin([1; 32]).unwrap().is_none(), "it is being filled");
@@ -224,5 +278,46 @@ mod tests {
         drop((first, second));
         assert_eq!(shelf.charged(), 0);
         add(&shelf, 1, 10).unwrap();
+    }
+
+    #[test]
+    fn the_number_of_images_is_limited_as_their_memory_is() {
+        let shelf = Shelf::new(100 * PAGE_SIZE, 3);
+        (1..=3).for_each(|number| add(&shelf, number, 1).unwrap());
+        if let Err(error) = shelf.lock().images[&[1; 32]].file.is_held_elsewhere() {
+            return println!("SKIPPED: {error}");
+        }
+        let held = [1, 3].map(|number| take(&shelf, number));
+        assert!(held.iter().all(Option::is_some));
+        add(&shelf, 4, 1).unwrap();
+        assert!(take(&shelf, 2).is_none(), "the only unused one made room");
+        let last = take(&shelf, 4);
+        assert_eq!(add(&shelf, 5, 1).unwrap_err(), RefusalReason::Images);
+        assert_eq!(shelf.charged(), 3 * PAGE_SIZE);
+        drop(held);
+        // An image that is being filled counts.
+        let filling = [6, 7].map(|number| shelf.begin([number; 32]).unwrap().unwrap());
+        assert!(take(&shelf, 1).is_none() && take(&shelf, 3).is_none());
+        drop((filling, last));
+    }
+
+    #[test]
+    fn an_unused_image_gives_its_descriptor_to_a_client() {
+        let shelf = Shelf::new(100 * PAGE_SIZE, 10);
+        (1..=2).for_each(|number| add(&shelf, number, 1).unwrap());
+        if let Err(error) = shelf.lock().images[&[1; 32]].file.is_held_elsewhere() {
+            return println!("SKIPPED: {error}");
+        }
+        let none_left = |times| Plan { call: Some(Call::Reopen), after: 0, times, errno: EMFILE };
+        let (taken, fired) = with(none_left(1), || take(&shelf, 2));
+        assert!(taken.is_some() && fired == 1);
+        assert!(take(&shelf, 1).is_none() && shelf.charged() == PAGE_SIZE);
+        // No other image is left. This one stays, for a later request.
+        let (found, _) = with(none_left(usize::MAX), || shelf.look_up(&[2; 32]));
+        assert!(matches!(found.unwrap(), Lookup::Full));
+        assert!(!shelf.free_descriptor(), "a process has it");
+        drop(taken);
+        assert!(take(&shelf, 2).is_some() && shelf.free_descriptor());
+        assert_eq!(shelf.charged(), 0);
     }
 }

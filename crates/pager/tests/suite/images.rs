@@ -3,6 +3,7 @@
 
 mod hostile_clients;
 mod hostile_servers;
+mod other_users;
 mod proportional_memory;
 mod sharing;
 
@@ -17,7 +18,7 @@ use afresh_pager::Options;
 use afresh_pager::SnapshotMemory;
 use afresh_pager::images::{ImageClient, ImageEvent, ImageServer};
 use afresh_pager::vmm::Listener;
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Snapshot, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Sha256, Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, lock};
 
 const PAGES: usize = 1500;
@@ -57,10 +58,18 @@ fn has_content(image: &Image, number: u8) -> bool {
     image.pages() == PAGES && bytes == content(number)
 }
 
+/// The events of a server.
+#[derive(Default)]
+struct Events {
+    added: Vec<Sha256>,
+    failures: Vec<String>,
+    other_users: Vec<u32>,
+}
+
 /// A server in threads of this process.
 struct Server {
     socket: PathBuf,
-    failures: Arc<std::sync::Mutex<Vec<String>>>,
+    events: Arc<std::sync::Mutex<Events>>,
     server: Arc<ImageServer>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -69,23 +78,28 @@ struct Server {
 impl Server {
     fn start(dir: &Path, budget: usize) -> Self {
         let socket = dir.join("images.sock");
-        let failures = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let reported = failures.clone();
-        let report = move |event: &ImageEvent<'_>| {
-            if let ImageEvent::Failed { error, .. } = event {
-                lock(&reported).push(error.to_string());
-            }
+        let events = Arc::new(std::sync::Mutex::new(Events::default()));
+        let reported = events.clone();
+        let report = move |event: &ImageEvent<'_>| match event {
+            ImageEvent::Added { snapshot, .. } => lock(&reported).added.push(*snapshot),
+            ImageEvent::Failed { error, .. } => lock(&reported).failures.push(error.to_string()),
+            ImageEvent::OtherUser { user } => lock(&reported).other_users.push(*user),
+            _ => {}
         };
         let listener = Listener::bind(&socket).unwrap();
         let server = Arc::new(ImageServer::new(listener, budget, report));
         let stop = Arc::new(AtomicBool::new(false));
         let (serving, stopping) = (server.clone(), stop.clone());
         let thread = Some(std::thread::spawn(move || serving.serve(&stopping)));
-        Self { socket, failures, server, stop, thread }
+        Self { socket, events, server, stop, thread }
     }
 
     fn failures(&self) -> Vec<String> {
-        lock(&self.failures).clone()
+        lock(&self.events).failures.clone()
+    }
+
+    fn added(&self) -> Vec<Sha256> {
+        lock(&self.events).added.clone()
     }
 }
 
@@ -115,6 +129,16 @@ fn shared(client: &ImageClient, snapshot: &Snapshot) -> Image {
             return image;
         }
         assert!(Instant::now() < end, "the server has no image");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Requests an image until the server has reported a failure.
+fn request_failing(client: &ImageClient, server: &Server, snapshot: &Snapshot) {
+    let end = Instant::now() + TEST_TIMEOUT;
+    while server.failures().is_empty() {
+        assert!(!client.fetch(snapshot).is_ok_and(|image| image.is_some()));
+        assert!(Instant::now() < end, "the server reports no failure");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -3,7 +3,10 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use afresh_memory::{Slot, SlotConfig};
-use afresh_sys::{SplitMix64, child_passes};
+#[cfg(feature = "seal")]
+use afresh_store::{Access, seal::SealKey};
+use afresh_store::{ReplacedName, TurnBuilder, archive};
+use afresh_sys::{SplitMix64, child_passes, run_isolated};
 
 use super::*;
 
@@ -129,12 +132,7 @@ fn images_that_no_process_has_make_room_for_others() {
     let charged = server.server.charged();
     assert!((4 << 20..8 << 20).contains(&charged), "{charged}");
     // The first image is in use, so there is no room.
-    assert!(client.fetch(&snapshots[1]).unwrap().is_none());
-    let end = Instant::now() + TEST_TIMEOUT;
-    while server.failures().is_empty() {
-        assert!(Instant::now() < end);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    request_failing(&client, &server, &snapshots[1]);
     assert!(server.failures()[0].contains("raise --budget"), "{:?}", server.failures());
     assert_eq!(server.server.charged(), charged);
     let probe = afresh_sys::SealedMemfd::new(afresh_sys::Memfd::new(c"probe").unwrap()).unwrap();
@@ -146,9 +144,102 @@ fn images_that_no_process_has_make_room_for_others() {
 }
 
 #[test]
-fn a_snapshot_of_a_local_store_names_its_directory_and_its_memory() {
+fn an_image_that_one_request_names_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = save(&dir.path().join("store"), "a", 7, Encoding::Raw);
-    assert_eq!(snapshot.directory(), Some(&*dir.path().join("store")));
-    assert!(snapshot.memory_digest().is_some());
+    let server = Server::start(dir.path(), BUDGET);
+    let (client, reports) = client(&server.socket);
+    // A busy host can answer late, and then the server may have the request.
+    if client.fetch(&snapshot).is_ok_and(|image| image.is_none()) {
+        // The request of another memory is answered after a fill would have begun.
+        let other = save(&dir.path().join("store"), "b", 8, Encoding::Raw);
+        assert!(has_content(&shared(&client, &other), 8));
+        assert_eq!(server.added(), [other.id()]);
+    }
+    assert!(has_content(&shared(&client, &snapshot), 7));
+    assert_eq!(reports.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_process_with_many_separate_files_makes_its_own_images() {
+    const TEST: &str = "images::sharing::a_process_with_many_separate_files_makes_its_own_images";
+    run_isolated(TEST, || {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = save(&dir.path().join("store"), "a", 7, Encoding::Raw);
+        let server = Server::start(dir.path(), BUDGET);
+        let (client, reports) = client(&server.socket);
+        let mut images = vec![shared(&client, &snapshot)];
+        while Image::has_room_for_sealed() {
+            images.push(shared(&client, &snapshot));
+            assert!(images.len() < 1000);
+        }
+        // Now the client does not even connect.
+        drop(server);
+        assert!(client.fetch(&snapshot).unwrap().is_none());
+        assert!(has_content(open(&snapshot, &client).pages(), 7));
+        assert_eq!(reports.load(Ordering::Relaxed), 0);
+        // With room for a file it does.
+        images.pop();
+        assert!(client.fetch(&snapshot).is_err());
+    });
+}
+
+/// Checks that no server shares `snapshot`, which has [`content`] of `number`.
+fn is_not_shared(dir: &Path, snapshot: &Snapshot, number: u8) {
+    let server = Server::start(dir, BUDGET);
+    let (client, reports) = client(&server.socket);
+    for _ in 0..3 {
+        assert!(client.fetch(snapshot).unwrap().is_none());
+    }
+    assert!(has_content(open(snapshot, &client).pages(), number));
+    if snapshot.memory_digest().is_none() {
+        assert!(server.server.add(snapshot).unwrap_err().to_string().contains("not shared"));
+    }
+    assert_eq!(server.server.charged(), 0);
+    assert_eq!(reports.load(Ordering::Relaxed), 0);
+    assert_eq!((server.added(), server.failures()), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn archives_and_sessions_with_turns_are_not_shared() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    let plain = save(&root, "plain", 7, Encoding::Raw);
+    assert_eq!(plain.directory(), Some(&*root));
+    assert!(plain.memory_digest().is_some());
+
+    let path = dir.path().join("archive");
+    archive::export(&plain, &path, None).unwrap();
+    let archived = archive::open(&path).unwrap();
+    assert_eq!(archived.directory(), None);
+    is_not_shared(dir.path(), &archived, 7);
+
+    let store = Store::open(&root).unwrap();
+    let mut journal = store.begin_turns("turns", &plain, ReplacedName::Any).unwrap();
+    let mut turn = TurnBuilder::new(PAGES);
+    let (old, new) = (content(7), content(8));
+    let (old, new) = (old.as_chunks::<PAGE_SIZE>().0, new.as_chunks::<PAGE_SIZE>().0);
+    for (number, (old, new)) in old.iter().zip(new).enumerate() {
+        turn.page(Some((number, old)), new);
+    }
+    let turn = turn.finish(plain.state(), b"later", journal.last()).unwrap();
+    journal.append(&turn, None).unwrap();
+    let turns = store.load("turns").unwrap();
+    assert_eq!(turns.memory_digest(), None);
+    is_not_shared(dir.path(), &turns, 8);
+}
+
+#[cfg(feature = "seal")]
+#[test]
+fn sealed_snapshots_are_not_shared() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    let plain = save(&root, "plain", 7, Encoding::Raw);
+    let (store, key) = (Store::open(&root).unwrap(), SealKey::generate().unwrap());
+    let mut request = SaveRequest::new(plain.guest().clone());
+    request.options.seal = Some(key.clone());
+    store.save("sealed", &MemoryPages(content(8)), &request).unwrap();
+    let sealed = store.load_with("sealed", &Access::new().with_key(key)).unwrap();
+    assert_eq!(sealed.memory_digest(), None);
+    is_not_shared(dir.path(), &sealed, 8);
 }
