@@ -42,8 +42,8 @@ pub enum ImageClientError {
 }
 
 impl ImageClientError {
-    /// A bit for its kind, of which a client reports each once. `None` for a server that is busy,
-    /// and so may have the image later.
+    /// A bit for its kind. A client reports each kind once. `None` for a server that is busy, and
+    /// so may have the image later.
     pub(super) fn kind(&self) -> Option<u32> {
         let number = match self {
             Self::Refused(RefusalReason::Busy) => return None,

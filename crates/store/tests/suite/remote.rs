@@ -247,7 +247,11 @@ fn a_directory_is_a_remote_and_a_store_at_once() {
     let remote = Remote::open(&url, RetryPolicy::default()).unwrap();
     push(&remote, &from, Encoding::Zstd).unwrap();
     assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
-    assert_eq!(bytes(&Store::open(&there).unwrap().load("a").unwrap()), memory(&SEEDS).0);
+    let local = Store::open(&there).unwrap().load("a").unwrap();
+    assert_eq!(bytes(&local), memory(&SEEDS).0);
+    // Only a snapshot of the store has a directory, which it is shared by.
+    assert_eq!(remote.load("a").unwrap().directory(), None);
+    assert_eq!(local.directory(), Some(&*there));
     // The umask decides whether the group of the directory may change names.
     let lock = std::fs::metadata(there.join(".index-lock")).unwrap().permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&lock) & 0o047, 0o040);
