@@ -16,7 +16,9 @@ use crate::guest::scheduler::NextThread;
 use crate::guest::time_slice::TimeSlice;
 use crate::http;
 use crate::limits::POLL_INTERVAL;
-use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
+use crate::platform::{
+    Call, Continuation, Event, PlatformError, StubCommands, Trap, is_taken_for_restart,
+};
 use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
 use crate::start_turn::StartTurn;
 use crate::subprocess::Subprocess;
@@ -286,20 +288,17 @@ impl Guest {
     ) -> Result<Option<StopReason>, PlatformError> {
         self.sentry.resumed = None;
         self.sentry.unmask();
-        match call.place {
-            Trap::Kernel(_) => {
-                if self.is_due() {
-                    self.body.process.interrupt()?;
-                }
-                self.give_answers();
-                self.body.process.answer(call, value as i64)?;
-                Ok(None)
+        if matches!(call.place, Trap::Kernel(_)) && !is_taken_for_restart(value) {
+            if self.is_due() {
+                self.body.process.interrupt()?;
             }
-            Trap::Stub => {
-                self.body.process.set_result(value as i64);
-                self.go_on()
-            }
+            self.give_answers();
+            self.body.process.answer(call, value as i64)?;
+            return Ok(None);
         }
+        self.body.detach(call)?;
+        self.body.process.set_result(value as i64);
+        self.go_on()
     }
 
     /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.

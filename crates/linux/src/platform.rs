@@ -50,7 +50,7 @@ pub(crate) use inside::{ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, S
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use memory_accounting::is_memory_accounted;
-pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap};
+pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap, is_taken_for_restart};
 pub(crate) use segments::{Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE, WINDOW_LEN};
 pub(crate) use template::Origin;

@@ -8,9 +8,10 @@
 //! sentry orders for a fork of the guest. From anywhere else, calls whose answer may need new
 //! registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become
 //! questions. A read is of the former kind if it may be the caller's input, which mostly waits;
-//! reads of other files mostly do not. Calls of other kinds, by `int 0x80` or of x32, fail with
-//! ENOSYS everywhere, as on a kernel without them: none is executed, so none has to end the
-//! process.
+//! reads of other files mostly do not. On arm64 a call of the former kind becomes a question too if
+//! the kernel would change its first argument: see [`arch::RESTARTS`]. Calls of other kinds, by
+//! `int 0x80` or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is executed, so
+//! none has to end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
@@ -38,7 +39,7 @@ const STREAMS: u32 = 3;
 
 /// Calls at which orders may have to be carried out, or at which a thread of the guest may wait,
 /// end, or be given other registers.
-const ORDERED: [libc::c_long; 43] = [
+const ORDERED: [libc::c_long; 45] = [
     libc::SYS_readv,
     libc::SYS_mmap,
     libc::SYS_mremap,
@@ -82,10 +83,9 @@ const ORDERED: [libc::c_long; 43] = [
     libc::SYS_execveat,
     libc::SYS_sigaltstack,
     libc::SYS_set_tid_address,
+    libc::SYS_kill,
+    libc::SYS_wait4,
 ];
-
-/// Further such calls, for which a process group is a negative first argument.
-const ORDERED_OF_GROUPS: [libc::c_long; 2] = [libc::SYS_kill, libc::SYS_wait4];
 
 /// Calls that make processes or replace programs, and are no orders of the sentry. `clone` with
 /// other flags than those of a fork is treated like them. The limit of processes does not bind
@@ -99,6 +99,12 @@ const PASSED: [libc::c_long; 3] = [libc::SYS_rt_sigreturn, libc::SYS_close, libc
 /// The numbers of calls of this processor among `list`.
 fn present(list: &[libc::c_long]) -> Vec<u32> {
     list.iter().filter_map(|number| u32::try_from(*number).ok()).collect()
+}
+
+/// Whether a call is one of those that raise SIGSYS. It becomes a question instead if the kernel
+/// would take its first argument for the result of an interrupted call ([`arch::RESTARTS`]).
+pub(super) fn is_ordered(number: i64) -> bool {
+    ORDERED.contains(&number)
 }
 
 /// Whether a call of the stub passes, so that the sentry does not see it.
@@ -125,11 +131,7 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
     // Instructions that test the number of a call from the stub.
-    let (processes, mut ordered) = (present(&PROCESSES), present(&ORDERED));
-    let mut of_groups = present(&ORDERED_OF_GROUPS);
-    if arch::RESTARTS.is_empty() {
-        ordered.append(&mut of_groups);
-    }
+    let (processes, ordered) = (present(&PROCESSES), present(&ORDERED));
     let inside = (PASSED.len() + processes.len()) as u8 + 6;
     let mut program = vec![
         load(ARCHITECTURE),
@@ -166,28 +168,24 @@ pub(crate) fn program() -> Vec<sock_filter> {
     // One instruction for each: the kernel compiles them for every process.
     for (index, number) in ordered.iter().enumerate() {
         let behind = ordered.len() - 1 - index + 4;
-        let tests = if of_groups.is_empty() { 0 } else { of_groups.len() + 3 };
-        program.push(jump(BPF_JEQ, *number, (behind + tests) as u8, 0));
-    }
-    for (index, number) in of_groups.iter().enumerate() {
-        let behind = of_groups.len() - 1 - index;
-        program.push(jump(BPF_JEQ, *number, behind as u8, if behind == 0 { 3 } else { 0 }));
-    }
-    if !of_groups.is_empty() {
-        let errors = arch::RESTARTS;
-        program.extend([
-            load(FIRST_ARGUMENT),
-            jump(BPF_JGE, errors.start as u32, 0, 5),
-            jump(BPF_JGE, errors.end as u32, 4, 3),
-        ]);
+        program.push(jump(BPF_JEQ, *number, behind as u8, 0));
     }
     program.extend([
         jump(BPF_JEQ, libc::SYS_read as u32, 0, 2),
         load(FIRST_ARGUMENT),
         jump(BPF_JGE, STREAMS, 0, 1),
         ret(SECCOMP_RET_USER_NOTIF),
-        ret(SECCOMP_RET_TRAP),
     ]);
+    if !arch::RESTARTS.is_empty() {
+        let restarts = arch::RESTARTS;
+        program.extend([
+            load(FIRST_ARGUMENT),
+            jump(BPF_JGE, restarts.start as u32, 0, 2),
+            jump(BPF_JGE, restarts.end as u32, 1, 0),
+            ret(SECCOMP_RET_USER_NOTIF),
+        ]);
+    }
+    program.push(ret(SECCOMP_RET_TRAP));
     program
 }
 
@@ -247,7 +245,6 @@ mod tests {
                     _ if inside => SECCOMP_RET_USER_NOTIF,
                     libc::SYS_read => SECCOMP_RET_TRAP,
                     number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,
-                    number if ORDERED_OF_GROUPS.contains(&number) => SECCOMP_RET_TRAP,
                     _ => SECCOMP_RET_USER_NOTIF,
                 };
                 assert_eq!(
@@ -275,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_that_is_an_error_of_a_restart_reaches_the_sentry() {
-        for number in ORDERED_OF_GROUPS.map(|number| number as u32) {
+    fn an_argument_that_the_kernel_takes_for_a_restart_reaches_the_sentry() {
+        for number in present(&ORDERED) {
             for argument in -600..600 {
                 let expected = match arch::RESTARTS.contains(&argument) {
                     true => SECCOMP_RET_USER_NOTIF,
@@ -285,8 +282,6 @@ mod tests {
                 assert_eq!(verdict(ARCH, 0x40_1000, number, argument as u32), expected);
             }
         }
-        let futex = libc::SYS_futex as u32;
-        assert_eq!(verdict(ARCH, 0x40_1000, futex, -514_i32 as u32), SECCOMP_RET_TRAP);
     }
 
     #[test]

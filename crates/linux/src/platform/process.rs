@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
 
-use super::arch::{self, CALL_LEN};
+use super::arch::CALL_LEN;
 use super::attach::{BootDescriptors, require_processor};
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
@@ -36,15 +36,13 @@ use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, filter, memory, stub};
+pub(crate) use detach::is_taken_for_restart;
 pub(crate) use inside::DescriptorAnswers;
 use receipts::{ExpectedReceipt, ReceiptSource};
 
 /// How long the sentry sleeps until a process has booted. Afterwards it looks again and again, also
 /// whether the process has ended.
 const BOOT_WAIT: Duration = Duration::from_millis(20);
-
-/// Offset of the address behind a call in the `siginfo_t` of SIGSYS.
-const CALL_ADDRESS: usize = 16;
 
 /// A system call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,8 +246,20 @@ impl Process {
         }
     }
 
-    /// Waits until the guest calls, or until `deadline`.
+    /// Waits until the guest calls, or until `deadline`. A call that needs the stub is there.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Event, PlatformError> {
+        let event = self.next_event(deadline)?;
+        if let Event::Call(call @ Call { place: Trap::Kernel(id), number, .. }) = event
+            && filter::is_ordered(number)
+        {
+            self.detach(id)?;
+            return Ok(Event::Call(Call { place: Trap::Stub, ..call }));
+        }
+        Ok(event)
+    }
+
+    /// As [`Process::next`], but every call is where the filter has left it.
+    fn next_event(&mut self, deadline: Instant) -> Result<Event, PlatformError> {
         let Some(notice) = self.receive(deadline)? else { return Ok(Event::Late) };
         if !stub::holds(notice.pointer) {
             let place = Trap::Kernel(notice.id);
@@ -280,13 +290,6 @@ impl Process {
         }
         if FAULTS.contains(&signal) {
             return Ok(Event::Fault(signal));
-        }
-        if !arch::RESTARTS.is_empty() {
-            // The kernel restarts a call with such an argument, unless a handler keeps it from that.
-            let behind = self.control.read_word(offset + frame::INFO + CALL_ADDRESS);
-            if self.register(Register::POINTER).wrapping_add(CALL_LEN) == behind {
-                self.set_register(Register::POINTER, behind);
-            }
         }
         Ok(Event::Call(self.call()))
     }

@@ -26,6 +26,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void say(const char *what, long value) {
@@ -229,7 +230,34 @@ static void datagrams(void) {
     say("nothing unshared", unshare(0));
 }
 
-int main(void) {
+// First arguments and results with the low 32 bits of the kernel's errors for restarts.
+static void restarts(void) {
+    const unsigned long high = 1ul << 32;
+    char *room = mmap(0, 2 * high, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *page = (char *)(((unsigned long)room & -high) + high - 4096);
+    if (page < room) page += high;
+    mprotect(page, 4096, PROT_READ | PROT_WRITE);
+    for (int low = -516; low <= -512; low++) {
+        char *at = page + 4096 + low, *none[] = {0};
+        *(struct pollfd *)at = (struct pollfd){-1}, say("poll", syscall(SYS_ppoll, at, 1, &(struct timespec){0}, 0, 8));
+        *(struct timespec *)at = (struct timespec){0, 1}, say("sleep", syscall(SYS_nanosleep, at, 0));
+        if (low % 4 == 0) *(int *)at = 1, say("wait", syscall(SYS_futex, at, FUTEX_WAIT, 2, 0)), say("wake", syscall(SYS_futex, at, FUTEX_WAKE, 2));
+        strcpy(at, "/nothing"), say("execute", syscall(SYS_execve, at, none, none)), say("kill", syscall(SYS_kill, low, 0)), say("wait for", syscall(SYS_wait4, low, 0, 0, 0));
+        int status, child = fork();
+        if (!child) syscall(SYS_exit_group, low);
+        waitpid(child, &status, 0), say("exit", WEXITSTATUS(status));
+        child = fork();
+        if (!child) strcpy(at, "/proc/self/exe"), syscall(SYS_execve, at, (char *[]){"edges", "nothing", 0}, none), _exit(1);
+        waitpid(child, &status, 0), say("executed", WEXITSTATUS(status));
+        char path[] = "/tmp/edgesXXXXXX";
+        int f = mkstemp(path);
+        unlink(path), say("place", lseek(f, (unsigned)low, SEEK_SET)), say("place again", lseek(f, 0, SEEK_CUR)), close(f);
+    }
+    munmap(room, 2 * high);
+}
+
+int main(int count, char **words) {
+    if (count > 1) return 7;
     setvbuf(stdout, 0, _IOLBF, 0);
-    beyond(), files(), waits(), locks(), numbers(), connections(), interrupted(), datagrams(), nested();
+    beyond(), files(), waits(), locks(), numbers(), connections(), interrupted(), datagrams(), nested(), restarts();
 }

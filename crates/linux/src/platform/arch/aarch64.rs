@@ -16,10 +16,10 @@ pub(in crate::platform) const ELF_MACHINE: u16 = 183;
 pub(in crate::platform) const AUDIT_ARCH: u32 = 0xc000_00b7;
 /// Bytes of the instruction that calls.
 pub(in crate::platform) const CALL_LEN: u64 = 4;
-/// Values that the kernel takes for the result of an interrupted call, when the filter raises
-/// SIGSYS for a call with them as its first argument, because arguments and results share a
-/// register: `ERESTART_RESTARTBLOCK` to `ERESTARTSYS`. The handler then finds another argument, or
-/// the call before the next instruction.
+/// Values of which the kernel takes the low 32 bits for the result of an interrupted call when a
+/// signal comes: `ERESTART_RESTARTBLOCK` to `ERESTARTSYS`. Arguments and results share a register,
+/// so that the filter raises no SIGSYS for a call with such a first argument: the handler would
+/// find another argument, or the call before the next instruction.
 pub(in crate::platform) const RESTARTS: std::ops::Range<i32> = -516..-511;
 /// One past the last address of user memory of 48 bits. The kernel maps nothing above without a
 /// hint.

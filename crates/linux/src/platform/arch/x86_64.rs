@@ -17,8 +17,8 @@ pub(in crate::platform) const ELF_MACHINE: u16 = 62;
 pub(in crate::platform) const AUDIT_ARCH: u32 = 0xc000_003e;
 /// Bytes of the instruction that calls.
 pub(in crate::platform) const CALL_LEN: u64 = 2;
-/// Values that the kernel takes for the result of an interrupted call, when the filter raises
-/// SIGSYS for a call with them as its first argument: none, the result has a separate register.
+/// Values of which the kernel takes the low 32 bits for the result of an interrupted call when a
+/// signal comes: none, since the result has a separate register.
 pub(in crate::platform) const RESTARTS: std::ops::Range<i32> = 0..0;
 /// One past the last address of user memory with four levels of page tables.
 pub(in crate::platform) const TOP: u64 = 0x7fff_ffff_f000;

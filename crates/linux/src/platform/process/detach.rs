@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Event, Process};
-use crate::platform::arch::CALL_LEN;
+use crate::platform::arch::{CALL_LEN, RESTARTS};
 use crate::platform::frame::Register;
 use crate::platform::listener::Answer;
 use crate::platform::{PlatformError, stub};
@@ -16,6 +16,12 @@ use crate::platform::{PlatformError, stub};
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the signal mask of a process that does not come is examined.
 const MASK_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Whether the kernel takes `value`, the result of a call that waits there, for that of an
+/// interrupted call, if an interrupt comes at the same time.
+pub(crate) fn is_taken_for_restart(value: u64) -> bool {
+    RESTARTS.contains(&(value as i32))
+}
 
 /// Whether a process with this `/proc/PID/status` has an interrupt pending that it blocks. The
 /// kernel blocks the interrupt for a handler only after it took it from the pending signals.
@@ -36,7 +42,7 @@ impl Process {
         let end = Instant::now() + INTERRUPT_TIMEOUT;
         loop {
             let check = Instant::now() + MASK_CHECK_INTERVAL;
-            match self.next(check.min(end))? {
+            match self.next_event(check.min(end))? {
                 Event::Interrupted => break,
                 Event::Late if self.blocks_interrupt() => {
                     return Err(self.forged("it blocks the signal that interrupts it"));
