@@ -56,9 +56,29 @@ const FEATURES: u64 = {
         | crypto
 };
 
-/// Requires frames of one size: those of matrix registers (SME), and of vectors of more than 64
-/// bytes, are larger while a thread uses them.
+/// Processors with a register that a frame need not hold: a reset from a frame without its record
+/// would keep its value. `FPMR` is the mode of numbers of 8 bits, and `POR_EL0` has permissions of
+/// memory.
+const UNHELD: [(u64, &str); 2] = [
+    (1 << 48, "a processor without FPMR is needed"),
+    (1 << 63, "a processor without POE is needed"),
+];
+
+/// The reason against a processor with these features (`AT_HWCAP2`), if any.
+fn reason_against(features: u64) -> Option<&'static str> {
+    UNHELD.iter().find_map(|(feature, reason)| (features & feature != 0).then_some(*reason))
+}
+
+/// Requires frames that hold all registers of a program, and of one size: those of matrix registers
+/// (SME), and of vectors of more than 64 bytes, are larger while a thread uses them.
 pub(in crate::platform) fn require() -> Result<(), PlatformError> {
+    if let Some(reason) = reason_against(rustix::param::linux_hwcap().1 as u64) {
+        return Err(PlatformError::missing(
+            "signal frames that hold all registers",
+            io::Error::from_raw_os_error(libc::ENOTSUP),
+            reason,
+        ));
+    }
     if rustix::param::linux_minsigstksz() > MAX_FRAME_STACK {
         return Err(PlatformError::missing(
             "signal frames of one size",
@@ -87,5 +107,18 @@ impl crate::platform::process::Process {
     /// No code inside answers calls on arm64, so no thread is there.
     pub(crate) fn leave_inside(&mut self, _steps: bool) -> Result<bool, PlatformError> {
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_processor_with_registers_that_a_frame_need_not_hold_is_refused() {
+        assert_eq!(reason_against(0), None);
+        assert_eq!(reason_against(!(1 << 48 | 1 << 63)), None);
+        assert!(reason_against(1 << 48).is_some_and(|reason| reason.contains("FPMR")));
+        assert!(reason_against(1 << 63).is_some_and(|reason| reason.contains("POE")));
     }
 }
