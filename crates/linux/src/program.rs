@@ -1,5 +1,6 @@
 //! A program to be warmed, with its arguments, grants and limits.
 
+mod egress;
 mod start_directory;
 
 use std::ffi::{OsStr, OsString};
@@ -8,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_egress::{ConnectionLog, EgressPolicy, NetGrant};
+use afresh_egress::{ConnectionLog, NetGrant};
 use afresh_files::{LayerError, OciImage, Refused, Time, Tree};
 use afresh_sys::planted;
 
 use crate::base::{self, Root};
-use crate::error::{Incompatible, WarmError};
+use crate::error::WarmError;
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
 use crate::limits::{Limits, POLL_INTERVAL, StopHandle};
@@ -117,8 +118,8 @@ fn tests_answer_inside() -> bool {
 
 impl Program {
     /// The program at `path`: an absolute host path, or that of a file given by [`Program::file`].
-    /// The file is an ELF file for the processor of the host, static or dynamic, or an executable script whose
-    /// interpreter it may read.
+    /// The file is an ELF file for the processor of the host, static or dynamic, or an executable
+    /// script whose interpreter it may read.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -245,28 +246,6 @@ impl Program {
     pub fn file(mut self, path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Self {
         self.files.push((path.into(), bytes.into()));
         self
-    }
-
-    /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback
-    /// and fork closes its connections, and so does the end of the warm-up. With a
-    /// [`Rule`](crate::Rule), each HTTP request is checked; the guest trusts the rule's authority
-    /// through its bundles of certificates, and the environment names them.
-    #[must_use]
-    pub fn reach(mut self, grant: impl Into<NetGrant>) -> Self {
-        self.reaches.push(grant.into());
-        self
-    }
-
-    /// Logs its connections there, unless the caller of a run has another log.
-    #[must_use]
-    pub fn log_connections(mut self, log: ConnectionLog) -> Self {
-        self.connections = Some(log);
-        self
-    }
-
-    fn egress(&self) -> EgressPolicy {
-        let policy: EgressPolicy = self.reaches.iter().cloned().collect();
-        policy.with_log(self.connections.clone())
     }
 
     /// Has the program answer `bytes` before it counts as warm, so that one-time work is done.
@@ -405,19 +384,6 @@ impl Program {
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let bundles = if self.reaches.is_empty() { 0 } else { trust::BUNDLE_STORAGE };
         self.storage.saturating_add(given).saturating_add(bundles)
-    }
-
-    /// Makes the guest's files trust the authorities of its rules.
-    fn write_trust(&self, tree: &mut Tree) -> Result<(), WarmError> {
-        let written = trust::write(tree, &self.egress(), &self.env);
-        written.map_err(|(path, error)| WarmError::File { path, error })
-    }
-
-    /// As [`Program::write_trust`], for a guest out of a snapshot.
-    pub(crate) fn renew_trust(&self, tree: &mut Tree) -> Result<(), Incompatible> {
-        let written = trust::write(tree, &self.egress(), &self.env);
-        let why = "the authorities of its egress rules cannot be written there";
-        written.map_err(|(path, _)| Incompatible::File { path, why })
     }
 
     /// Host paths that the guest may read at its start, with its own program.

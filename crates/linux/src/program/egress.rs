@@ -1,0 +1,45 @@
+//! The servers that a program may reach, and the authorities that it trusts for them.
+
+use afresh_egress::{ConnectionLog, EgressPolicy, NetGrant};
+use afresh_files::Tree;
+
+use super::Program;
+use crate::error::{Incompatible, WarmError};
+use crate::trust;
+
+impl Program {
+    /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback
+    /// and fork closes its connections, and so does the end of the warm-up. With a
+    /// [`Rule`](crate::Rule), each HTTP request is checked; the guest trusts the rule's authority
+    /// through its bundles of certificates, and the environment names them.
+    #[must_use]
+    pub fn reach(mut self, grant: impl Into<NetGrant>) -> Self {
+        self.reaches.push(grant.into());
+        self
+    }
+
+    /// Logs its connections there, unless the caller of a run has another log.
+    #[must_use]
+    pub fn log_connections(mut self, log: ConnectionLog) -> Self {
+        self.connections = Some(log);
+        self
+    }
+
+    pub(super) fn egress(&self) -> EgressPolicy {
+        let policy: EgressPolicy = self.reaches.iter().cloned().collect();
+        policy.with_log(self.connections.clone())
+    }
+
+    /// Makes the guest's files trust the authorities of its rules.
+    pub(super) fn write_trust(&self, tree: &mut Tree) -> Result<(), WarmError> {
+        let written = trust::write(tree, &self.egress(), &self.env);
+        written.map_err(|(path, error)| WarmError::File { path, error })
+    }
+
+    /// As [`Program::write_trust`], for a guest out of a snapshot.
+    pub(crate) fn renew_trust(&self, tree: &mut Tree) -> Result<(), Incompatible> {
+        let written = trust::write(tree, &self.egress(), &self.env);
+        let why = "the authorities of its egress rules cannot be written there";
+        written.map_err(|(path, _)| Incompatible::File { path, why })
+    }
+}
