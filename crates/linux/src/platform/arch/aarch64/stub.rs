@@ -1,8 +1,8 @@
 //! The stub of arm64: see [`crate::platform::stub`].
 //!
-//! `x19` is the place in the control area, `x20` the first argument of a call, `x21` and `x22` count
-//! calls and copies, `x23` is the first error, and `x24` the step after the orders. The kernel
-//! keeps all registers but `x0` in a call.
+//! `x19` is the place in the control area, `x20` the first argument of a call, `x21` and `x22`
+//! count calls and copies, `x23` is the first error, and `x24` the step after the orders. The
+//! kernel keeps all registers but `x0` in a call.
 
 use crate::platform::stub::{
     ASK, CALLS, CONTINUATION, CONTROL, CONTROL_FILE, CONTROL_LEN, COPIES, FIRST, FIRST_BASE,
@@ -194,7 +194,9 @@ std::arch::global_asm!(
     "    b 21b",
     // The child of a fork of the guest, which returns from that call with zero, is like a child of
     // the zygote.
-    "24: movz x9, {clone_flags} & 0xffff",
+    "24: cmp x8, {clone}",
+    "    b.ne 5b",
+    "    movz x9, {clone_flags} & 0xffff",
     "    movk x9, {clone_flags} >> 16, lsl 16",
     "    cmp x20, x9",
     "    b.ne 5b",
