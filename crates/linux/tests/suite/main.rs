@@ -9,7 +9,6 @@ mod beside;
 mod billed;
 mod bomb;
 mod bounds;
-#[cfg(target_arch = "x86_64")]
 mod calls;
 mod clock;
 mod clones;
