@@ -24,8 +24,8 @@
 //! has the threat model, and the promises that only a micro-VM makes.
 //!
 //! Linux 6.6 or newer on x86-64 or arm64; no privilege is needed. A guest may start further
-//! processes; they are frozen with it. Files in `platform/arch` and `sentry/abi` hold the parts that
-//! depend on the processor.
+//! processes; they are frozen with it. Files in `platform/arch` and `sentry/abi` hold the parts
+//! that depend on the processor.
 
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 

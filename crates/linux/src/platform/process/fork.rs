@@ -73,8 +73,8 @@ fn prlimit(
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> io::Result<()> {
-    // SAFETY: on 64-bit Linux `rlimit` is the `rlimit64` of the kernel. The call reads one such structure
-    // at `new` and writes one at `old`. Both callers above pass null or a live reference.
+    // SAFETY: on 64-bit Linux `rlimit` is the `rlimit64` of the kernel. The call reads one such
+    // structure at `new` and writes one at `old`. Both callers above pass null or a live reference.
     let done = unsafe {
         libc::syscall(libc::SYS_prlimit64, pid.as_raw_nonzero().get(), resource, new, old)
     };

@@ -20,7 +20,8 @@ pub(in crate::sentry) const SEMAPHORE_SET_LEN: usize = 104;
 /// Bytes of `struct epoll_event`, and where its data is.
 pub(in crate::sentry) const EPOLL_EVENT_LEN: usize = 12;
 pub(in crate::sentry) const EPOLL_DATA: usize = 4;
-/// `/proc/cpuinfo`: the common features of such processors. Programs query the others by instruction.
+/// `/proc/cpuinfo`: the common features of such processors. Programs query the others by
+/// instruction.
 pub(in crate::sentry) const PROCESSOR: &str = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\
     physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\
     flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm\n\n";
