@@ -47,7 +47,10 @@ impl TimeSlice {
     /// Whether the thread has used its slice; otherwise it lasts longer. `times` are read if it
     /// matters.
     pub(super) fn is_over(&mut self, times: impl FnOnce() -> Option<CpuTimes>) -> bool {
-        let now = Instant::now();
+        self.is_over_at(Instant::now(), times)
+    }
+
+    fn is_over_at(&mut self, now: Instant, times: impl FnOnce() -> Option<CpuTimes>) -> bool {
         if now < self.lasts_until {
             return false;
         }
@@ -69,12 +72,11 @@ impl TimeSlice {
 mod tests {
     use super::*;
 
-    /// The slice as it is after this wall time.
-    fn aged(by: Duration) -> TimeSlice {
-        let mut slice = TimeSlice::new(Some(CpuTimes { guest: by, sentry: by }));
-        let ago = |at: Instant| at.checked_sub(by).unwrap();
-        (slice.began, slice.lasts_until) = (ago(slice.began), ago(slice.lasts_until));
-        slice
+    /// A slice, and the time when it has lasted for `length`.
+    fn aged(length: Duration) -> (TimeSlice, Instant) {
+        let slice = TimeSlice::new(Some(CpuTimes { guest: length, sentry: length }));
+        let now = slice.began + length;
+        (slice, now)
     }
 
     fn after(by: Duration, guest: Duration, sentry: Duration) -> Option<CpuTimes> {
@@ -84,19 +86,24 @@ mod tests {
     #[test]
     fn a_slice_is_not_used_up_while_the_guest_waits_for_a_processor() {
         let long = MAX_SLICE * 10;
-        let mut slice = aged(long);
-        assert!(!slice.is_over(|| after(long, Duration::ZERO, Duration::ZERO)));
-        assert!(slice.lasts_until() > Instant::now());
-        let mut slice = aged(SLICE);
-        assert!(!slice.is_over(|| after(SLICE, SLICE / 4, SLICE / 4)));
-        assert!(!slice.is_over(|| unreachable!("it lasts for two more milliseconds")));
+        let (mut slice, now) = aged(long);
+        assert!(!slice.is_over_at(now, || after(long, Duration::ZERO, Duration::ZERO)));
+        assert!(slice.lasts_until() > now);
+        let (mut slice, now) = aged(SLICE);
+        assert!(!slice.is_over_at(now, || after(SLICE, SLICE / 4, SLICE / 4)));
+        let later = now + SLICE / 4;
+        assert!(!slice.is_over_at(later, || unreachable!("it lasts for two more milliseconds")));
     }
 
     #[test]
     fn a_slice_ends_by_cpu_time_of_guest_and_sentry_and_by_wall_time() {
-        assert!(aged(SLICE).is_over(|| after(SLICE, SLICE / 2, SLICE / 2)));
-        assert!(aged(SLICE).is_over(|| None), "wall time decides where CPU time is unknown");
-        assert!(aged(MAX_SLICE).is_over(|| after(MAX_SLICE, MIN_CPU_TIME, Duration::ZERO)));
-        assert!(!aged(MAX_SLICE / 2).is_over(|| after(MAX_SLICE / 2, MIN_CPU_TIME, SLICE / 2)));
+        let is_over = |length: Duration, times: Option<CpuTimes>| {
+            let (mut slice, now) = aged(length);
+            slice.is_over_at(now, || times)
+        };
+        assert!(is_over(SLICE, after(SLICE, SLICE / 2, SLICE / 2)));
+        assert!(is_over(SLICE, None), "wall time decides where CPU time is unknown");
+        assert!(is_over(MAX_SLICE, after(MAX_SLICE, MIN_CPU_TIME, Duration::ZERO)));
+        assert!(!is_over(MAX_SLICE / 2, after(MAX_SLICE / 2, MIN_CPU_TIME, SLICE / 2)));
     }
 }
