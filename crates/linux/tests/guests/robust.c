@@ -1,6 +1,7 @@
 /* A child with many threads, whose robust lists are long, ends. It is announced before and after.
  */
 #define _GNU_SOURCE
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -25,7 +26,7 @@ static void *hold(void *head) {
 static void child(void) {
     pthread_attr_t attributes;
     pthread_t thread;
-    pthread_attr_init(&attributes), pthread_attr_setstacksize(&attributes, 16384);
+    pthread_attr_init(&attributes), pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN);
     pthread_barrier_init(&set, 0, THREADS + 1);
     for (int i = 0; i < ENTRIES; i++) list[i].next = &list[(i + 1) % ENTRIES];
     for (int i = 0; i < THREADS; i++) {
