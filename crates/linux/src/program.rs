@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_egress::{ConnectionLog, NetGrant};
-use afresh_files::{LayerError, OciImage, Refused, Time, Tree};
+use afresh_files::{LayerError, OciImage, Refused, Time};
 use afresh_sys::planted;
 
 use crate::base::{self, Root};

@@ -31,7 +31,7 @@ exec cp "/tests/guests/${source##*/}.$kind" "$to"
 "#;
 
 /// Files of the crate that its tests show to guests.
-const SHOWN: [&str; 5] =
+const SHOWN_FILES: [&str; 5] =
     ["Cargo.toml", "src/lib.rs", "src/program.rs", "src/subprocess.rs", "src/warm.rs"];
 
 /// Compiles the programs and adds them, and files that tests expect on each host.
@@ -39,7 +39,7 @@ pub(super) fn add(machine: &mut Machine) -> Result<()> {
     machine.add_link(Path::new("/usr/bin/env"), "/bin/busybox")?;
     machine.add(Path::new("/etc/login.defs"), b"# empty\n")?;
     let package = host::repository().join("crates/linux");
-    for file in SHOWN.map(|file| package.join(file)) {
+    for file in SHOWN_FILES.map(|file| package.join(file)) {
         machine.add_file(&file, &file)?;
     }
     let made = folder().join("guests");

@@ -146,7 +146,7 @@ fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
     let mut clock = None;
     for (name, range) in &functions {
         let name = name.strip_prefix(code::NAME_PREFIX).unwrap_or(name);
-        if code::KEPT.contains(&name) {
+        if code::KEPT_FUNCTIONS.contains(&name) {
             continue;
         }
         // Functions begin at multiples of 16, so those that end before that have room behind them.
@@ -201,7 +201,7 @@ mod tests {
         let functions = Elf(&kernel).functions().unwrap();
         assert!(functions.iter().any(|(name, _)| name.ends_with(b"clock_gettime")));
         for (name, range) in functions {
-            if code::KEPT.iter().any(|kept| name.ends_with(kept)) {
+            if code::KEPT_FUNCTIONS.iter().any(|kept| name.ends_with(kept)) {
                 assert_eq!(made[range.clone()], kernel[range]);
                 continue;
             }

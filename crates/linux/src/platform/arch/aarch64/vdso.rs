@@ -9,7 +9,7 @@ pub(in crate::platform) const JUMP_LEN: usize = JUMP.len() + 8;
 /// The beginning of the names of functions.
 pub(in crate::platform) const NAME_PREFIX: &[u8] = b"__kernel_";
 /// Functions that stay as they are: the end of a handler, which unwinders recognise.
-pub(in crate::platform) const KEPT: [&[u8]; 1] = [b"rt_sigreturn"];
+pub(in crate::platform) const KEPT_FUNCTIONS: [&[u8]; 1] = [b"rt_sigreturn"];
 
 std::arch::global_asm!(
     ".pushsection .rodata.afresh_linux_vdso,\"a\",@progbits",

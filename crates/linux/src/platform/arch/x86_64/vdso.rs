@@ -9,7 +9,7 @@ pub(in crate::platform) const JUMP_LEN: usize = JUMP.len() + 8;
 /// The beginning of the names of functions.
 pub(in crate::platform) const NAME_PREFIX: &[u8] = b"__vdso_";
 /// Functions that stay as they are.
-pub(in crate::platform) const KEPT: [&[u8]; 0] = [];
+pub(in crate::platform) const KEPT_FUNCTIONS: [&[u8]; 0] = [];
 
 std::arch::global_asm!(
     ".pushsection .rodata.afresh_linux_vdso,\"a\",@progbits",
