@@ -5,8 +5,11 @@
 //! depend on the machine. [`Scale`] lists the assumptions, which are part of each row. Hosts of one
 //! group hear the same heartbeats, so one table stands for theirs.
 
+mod chance;
+mod throughput;
+
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
 
 use afresh_serve::fleet::policy::{
@@ -18,12 +21,13 @@ use serde_json::json;
 
 use crate::row::{Options, Row, Sink};
 
+use chance::{Chance, SECOND};
+use throughput::throughput;
+
 /// Name of the table.
 const TABLE: &str = "fleet";
 /// Hosts that are tried before a session is refused.
 const MAX_HOSTS_ASKED: usize = 4;
-/// Microseconds in a second.
-const SECOND: u64 = 1_000_000;
 /// Time until hosts listen to another far group.
 const FAR_INTERVAL: u64 = 300 * SECOND;
 
@@ -75,27 +79,6 @@ impl Scale {
     }
 }
 
-/// Random times and templates.
-struct Chance(SplitMix64);
-
-impl Chance {
-    /// Above 0, at most 1.
-    fn part(&mut self) -> f64 {
-        ((self.0.next_word() >> 11) + 1) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Microseconds, by an exponential law.
-    fn time(&mut self, seconds: f64) -> u64 {
-        (-self.part().ln() * seconds * SECOND as f64) as u64
-    }
-
-    /// A snapshot, by a law of powers: the most wanted one about a tenth of all.
-    fn snapshot(&mut self, count: usize) -> usize {
-        let place = (count as f64).powf(self.part()) - 1.0;
-        (place as usize).min(count - 1)
-    }
-}
-
 /// A host as it is, not as others know it.
 struct Host {
     name: String,
@@ -127,6 +110,30 @@ struct View {
     members: Members,
     /// Hosts of the group.
     hosts: usize,
+    /// When expired heartbeats are removed next: hosts do that when they look at leases.
+    next_expiry: u64,
+    /// Known hosts of the group, until one comes or goes.
+    near: Option<usize>,
+}
+
+impl View {
+    fn near(&mut self) -> usize {
+        *self.near.get_or_insert_with(|| self.members.count(|host| self.around.has_near(host)))
+    }
+
+    /// A heartbeat at `now`, which counts until `expires`.
+    fn receive(&mut self, status: NodeStatus, now: u64, expires: Duration) {
+        if self.next_expiry <= now {
+            self.members.expire(moment(now));
+            self.next_expiry = now + micros(LEASES.renewal());
+            self.near = None;
+        }
+        let known = self.members.len();
+        self.members.receive(status, expires);
+        if self.members.len() != known {
+            self.near = None;
+        }
+    }
 }
 
 struct World {
@@ -135,7 +142,8 @@ struct World {
     numbers: HashMap<String, usize>,
     templates: Vec<String>,
     snapshots: Vec<String>,
-    views: HashMap<Group, View>,
+    /// In order, so that each run draws the same numbers.
+    views: BTreeMap<Group, View>,
     /// The groups whose hosts hear a group.
     hearers: HashMap<Group, Vec<Group>>,
     chance: Chance,
@@ -157,6 +165,14 @@ struct World {
 
 /// The bytes of NATS's protocol around a message, without its subject.
 const MESSAGE_OVERHEAD: usize = 24;
+/// Leases, with the default time.
+const LEASES: LeaseParameters = LeaseParameters { time: Duration::from_secs(10) };
+/// Leases of other hosts that each host reads per renewal.
+const WATCHED_NEIGHBOURS: u64 = 2;
+/// Bytes of a renewal and of its answer, as a host and nats-server 2.15 exchange them.
+const RENEWAL_BYTES: u64 = 276 + 131;
+/// Bytes of a request for the lease of another host, and of the answer.
+const LEASE_READ_BYTES: u64 = 188 + 483;
 
 fn moment(microseconds: u64) -> Duration {
     Duration::from_micros(microseconds)
@@ -169,13 +185,14 @@ fn micros(time: Duration) -> u64 {
 impl World {
     fn new(scale: Scale) -> Self {
         let mut seed = SplitMix64::new(42);
-        let mut views = HashMap::new();
+        let mut views = BTreeMap::new();
         let mut hosts = Vec::with_capacity(scale.hosts);
         for _ in 0..scale.hosts {
             let name = format!("{:012x}-1", seed.next_word() >> 16);
             let around = HeartbeatGroups::new(&name, scale.hosts, &mut seed);
             let group = around.groups().next().expect("a host is in its own group");
-            let view = View { around, members: Members::default(), hosts: 0 };
+            let view =
+                View { around, members: Members::default(), hosts: 0, next_expiry: 0, near: None };
             views.entry(group).or_insert(view).hosts += 1;
             hosts.push(Host { name, group, held: VecDeque::new(), sessions: 0, alive: true });
         }
@@ -295,9 +312,9 @@ impl World {
         let message = serde_json::to_vec(&beat).map_or(0, |bytes| bytes.len());
         let subject = format!("afresh.default.advert.{}", place_tokens(&host.name));
         let bytes = message + subject.len() + MESSAGE_OVERHEAD;
-        let view = &self.views[&host.group];
+        let view = self.views.get_mut(&host.group).expect("a group of hosts has a view");
         // As a host computes it, from the hosts of its group that it has heard.
-        let near = view.members.count(|host| view.around.has_near(host)).max(1);
+        let near = view.near().max(1);
         let heard_by = if view.around.is_partial() { 2 * near } else { near };
         let cost = HeartbeatCost { hosts: view.around.hosts(near), heard_by, bytes };
         let (every, group) = (self.pace.usual(cost), host.group);
@@ -306,8 +323,7 @@ impl World {
             let Some(view) = self.views.get_mut(hearer) else { continue };
             self.delivered += view.hosts as u64;
             self.delivered_bytes += (view.hosts * bytes) as u64;
-            view.members.expire(moment(now));
-            view.members.receive(status.clone(), moment(now) + expiry(every));
+            view.receive(status.clone(), now, moment(now) + expiry(every));
         }
         self.sent_adverts += 1;
         let next = now + micros(self.pace.next(cost, &mut self.seed));
@@ -371,7 +387,6 @@ fn row(case: &str, figure: f64, unit: &'static str, scale: &Scale) -> Row {
 /// One part in a hundred of the hosts dies at once, in the middle of everything.
 fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let scale = world.scale;
-    let parameters = LeaseParameters { time: Duration::from_secs(10) };
     let dead = (scale.hosts / 100).max(1);
     let mut lost = 0;
     for number in 0..dead {
@@ -383,8 +398,8 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     // renewed at some time before.
     let mut given_up = Vec::with_capacity(dead);
     for _ in 0..dead {
-        let mut watch = FailureDetector::new(parameters);
-        let renewal = micros(parameters.renewal());
+        let mut watch = FailureDetector::new(LEASES);
+        let renewal = micros(LEASES.renewal());
         let mut now = world.seed.below(renewal as usize) as u64;
         while watch.observe("host", 1, moment(now)) != Verdict::Over {
             now += renewal;
@@ -405,7 +420,7 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
         .map(|(number, over)| (*over, world.hosts[number * 97 % scale.hosts].name.clone()))
         .collect();
     given_up_hosts.sort_unstable_by(|one, two| two.cmp(one));
-    let mut each = std::collections::BTreeMap::<u64, u64>::new();
+    let mut each = BTreeMap::<u64, u64>::new();
     let mut back: Vec<u64> = Vec::with_capacity(lost);
     let mut got = vec![0_u32; scale.hosts];
     let (before, hits, mut again) = (world.placed, world.hits, 0_u64);
@@ -415,6 +430,7 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
         while let Some((_, name)) = given_up_hosts.pop_if(|(over, _)| *over <= call) {
             for view in world.views.values_mut() {
                 view.members.remove(&name);
+                view.near = None;
             }
         }
         let source = world.source();
@@ -453,38 +469,6 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     Ok(())
 }
 
-/// Requests a second of hosts whose calls take five milliseconds each, at sixteen places; a host
-/// that forwards a request works on it for half a millisecond as well.
-fn throughput(hosts: usize) -> f64 {
-    const PLACES: usize = 16;
-    const CLIENTS: usize = 200;
-    let mut chance = Chance(SplitMix64::new(7));
-    let mut seed = SplitMix64::new(8);
-    // Each client has a session on one host, and sends to any.
-    let clients = CLIENTS * hosts;
-    let mut free: Vec<BinaryHeap<Reverse<u64>>> =
-        (0..hosts).map(|_| (0..PLACES).map(|_| Reverse(0)).collect()).collect();
-    // When a client's call is at a host, and which.
-    let mut ready: BinaryHeap<Reverse<(u64, usize, usize)>> =
-        (0..clients).map(|client| Reverse((0, client, seed.below(hosts)))).collect();
-    let end = 20 * SECOND;
-    let mut done = 0_u64;
-    while let Some(Reverse((now, client, host))) = ready.pop() {
-        let Some(Reverse(place)) = free[host].pop() else { continue };
-        let owner = client % hosts;
-        let work = if host == owner { chance.time(0.005) } else { 500 };
-        let over = place.max(now) + work;
-        free[host].push(Reverse(over));
-        if over >= end {
-            continue;
-        }
-        let next = if host == owner { seed.below(hosts) } else { owner };
-        done += u64::from(host == owner);
-        ready.push(Reverse((over, client, next)));
-    }
-    done as f64 / 20.0
-}
-
 /// The whole table.
 ///
 /// # Errors
@@ -505,7 +489,7 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
         }
     }
     if !options.wants_any(
-        &["placement/hits", "placement/snapshots", "adverts/heard", "storm/wait"],
+        &["placement/hits", "placement/snapshots", "adverts/heard", "traffic", "storm/wait"],
         &["simulated"],
     ) {
         return Ok(());
@@ -543,11 +527,15 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
     let known: usize = world.views.values().map(|view| view.members.len() * view.hosts).sum();
     adverts.more.push(("known_hosts", json!(known as f64 / hosts)));
     adverts.more.push(("sent_every_s", json!(seconds * hosts / world.sent_adverts.max(1) as f64)));
-    let parameters = LeaseParameters { time: Duration::from_secs(10) };
-    let renewals = scale.hosts as f64 / parameters.renewal().as_secs_f64();
-    adverts.more.push(("lease_renewals_a_second_of_all", json!(renewals)));
-    adverts.more.push(("lease_reads_a_second_of_all", json!(2.0 * renewals)));
     sink(&adverts);
+    let renewals = hosts / LEASES.renewal().as_secs_f64();
+    let leases = renewals * (RENEWAL_BYTES + WATCHED_NEIGHBOURS * LEASE_READ_BYTES) as f64;
+    let mut traffic = row("traffic", (bytes + leases) / 1e6, "MB/s", &scale);
+    traffic.more.push(("heartbeats_mb_a_second", json!(bytes / 1e6)));
+    traffic.more.push(("leases_mb_a_second", json!(leases / 1e6)));
+    traffic.more.push(("lease_renewals_a_second", json!(renewals)));
+    traffic.more.push(("lease_reads_a_second", json!(WATCHED_NEIGHBOURS as f64 * renewals)));
+    sink(&traffic);
     Ok(())
 }
 

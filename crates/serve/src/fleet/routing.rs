@@ -118,7 +118,7 @@ impl Fleet {
         let host = request.uri().host().or(host).map(without_port);
         let members = lock(&self.members);
         let mut best: Option<(bool, usize, &str)> = None;
-        for held in members.kinds().filter(|held| held.starts_with(ROUTE_PREFIX)) {
+        for held in members.kinds(ROUTE_PREFIX) {
             let Some((whose, _)) = held[ROUTE_PREFIX.len()..].split_once('/') else { continue };
             let route = &held[ROUTE_PREFIX.len() + whose.len()..];
             let ours = whose != "*";
@@ -259,7 +259,7 @@ impl Fleet {
         let holders = members.holders(&held);
         let near = state.and_then(|state| members.get(&state.by));
         let near = near.filter(|near| !near.advert.draining && near.advert.load < BUSY_LOAD);
-        if let Some(near) = near.filter(|near| holders.contains(&near.advert.host)) {
+        if let Some(near) = near.filter(|near| members.is_holder(&near.advert.host, &held)) {
             return Ok(near.advert.host.clone());
         }
         let choice = Placement { members: &members, own: Some(&own) };
@@ -338,8 +338,7 @@ impl Fleet {
             let choice = Placement { members: &members, own: Some(&own) };
             let mut random = lock(&self.random);
             let chosen = choice.host(&held, &mut random).map(str::to_owned);
-            let holds =
-                chosen.as_ref().is_some_and(|chosen| members.holders(&held).contains(chosen));
+            let holds = chosen.as_ref().is_some_and(|chosen| members.is_holder(chosen, &held));
             (chosen, holds)
         };
         if holds {

@@ -20,7 +20,7 @@ pub const MAX_GROUP: usize = 64;
 const MIN_GROUP: usize = 20;
 
 /// Hosts whose places begin with the same bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     /// The bits, below which all others are zero.
     bits: u32,

@@ -29,7 +29,7 @@ pub struct HeartbeatCost {
 
 impl Default for HeartbeatInterval {
     fn default() -> Self {
-        Self { least: Duration::from_secs(1), bytes: 12_000_000 }
+        Self { least: Duration::from_secs(1), bytes: 10_000_000 }
     }
 }
 

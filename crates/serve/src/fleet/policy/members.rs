@@ -3,7 +3,8 @@
 //! Promises: a silent host is not chosen once its heartbeat has expired. The list of things that a
 //! host holds is bounded, and so are the number of hosts and the bytes of their lists together.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
@@ -120,14 +121,45 @@ pub struct Member {
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     all: BTreeMap<String, Member>,
-    held: HashMap<String, Vec<String>>,
+    /// The hosts that hold a thing.
+    held: BTreeMap<String, HostNames>,
     /// Bytes of the lists of all hosts.
     held_bytes: usize,
-    hosts: Vec<String>,
+    hosts: HostNames,
+}
+
+/// Names of hosts in order, so that a choice at random and a search both take a few steps.
+#[derive(Clone, Debug, Default)]
+struct HostNames(Vec<String>);
+
+impl HostNames {
+    fn position(&self, host: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|other| other.as_str().cmp(host))
+    }
+
+    fn insert(&mut self, host: &str) {
+        if let Err(at) = self.position(host) {
+            self.0.insert(at, host.to_owned());
+        }
+    }
+
+    fn remove(&mut self, host: &str) {
+        if let Ok(at) = self.position(host) {
+            self.0.remove(at);
+        }
+    }
 }
 
 fn byte_len(held: &[String]) -> usize {
     held.iter().map(|one| one.len() + size_of::<String>()).sum()
+}
+
+fn contains(held: &[String], wanted: &str) -> bool {
+    held.iter().any(|one| one == wanted)
+}
+
+fn set_of(held: &[String]) -> BTreeSet<&str> {
+    held.iter().map(String::as_str).collect()
 }
 
 impl Members {
@@ -139,37 +171,47 @@ impl Members {
         bound_held(&mut advert.held);
         let host = advert.host.clone();
         let room = self.all.len() < MAX_HOSTS;
-        match self.all.get_mut(&host) {
+        let before = match self.all.get_mut(&host) {
             Some(known) if known.advert.held == advert.held => {
                 *known = Member { advert, sent: 0, expires };
                 return;
             }
-            Some(known) => {
-                let held = std::mem::take(&mut known.advert.held);
-                self.holds_no_more(&host, &held);
-            }
+            Some(known) => std::mem::take(&mut known.advert.held),
             None if !room => return,
-            None => self.hosts.push(host.clone()),
-        }
+            None => {
+                self.hosts.insert(&host);
+                Vec::new()
+            }
+        };
+        self.held_bytes -= byte_len(&before);
         // Such a host is still watched, and gets what any host can do.
         if self.held_bytes + byte_len(&advert.held) > MAX_ALL_HELD_BYTES {
             advert.held = Vec::new();
         }
         self.held_bytes += byte_len(&advert.held);
-        for held in &advert.held {
-            self.held.entry(held.clone()).or_default().push(host.clone());
+        // A host opens a snapshot now and then, and its templates, which come first, stay.
+        let same = before.iter().zip(&advert.held).take_while(|(old, new)| old == new).count();
+        let kept = &advert.held[..same];
+        let (old, new) = (set_of(&before[same..]), set_of(&advert.held[same..]));
+        for held in old.difference(&new).filter(|held| !contains(kept, held)) {
+            self.holds_no_more(&host, held);
+        }
+        for held in new.difference(&old).filter(|held| !contains(kept, held)) {
+            match self.held.get_mut(*held) {
+                Some(hosts) => hosts.insert(&host),
+                None => {
+                    self.held.insert((*held).to_owned(), HostNames(vec![host.clone()]));
+                }
+            }
         }
         self.all.insert(host, Member { advert, sent: 0, expires });
     }
 
-    fn holds_no_more(&mut self, host: &str, held: &[String]) {
-        self.held_bytes -= byte_len(held);
-        for held in held {
-            if let Some(hosts) = self.held.get_mut(held) {
-                hosts.retain(|other| other != host);
-                if hosts.is_empty() {
-                    self.held.remove(held);
-                }
+    fn holds_no_more(&mut self, host: &str, held: &str) {
+        if let Some(hosts) = self.held.get_mut(held) {
+            hosts.remove(host);
+            if hosts.0.is_empty() {
+                self.held.remove(held);
             }
         }
     }
@@ -177,8 +219,11 @@ impl Members {
     /// Removes a host.
     pub fn remove(&mut self, host: &str) {
         let Some(member) = self.all.remove(host) else { return };
-        self.holds_no_more(host, &member.advert.held);
-        self.hosts.retain(|other| other != host);
+        self.held_bytes -= byte_len(&member.advert.held);
+        for held in set_of(&member.advert.held) {
+            self.holds_no_more(host, held);
+        }
+        self.hosts.remove(host);
     }
 
     /// Removes hosts with expired heartbeats.
@@ -219,21 +264,28 @@ impl Members {
         self.all.is_empty()
     }
 
-    /// Those that hold something.
+    /// Those that hold something, in order.
     #[must_use]
     pub fn holders(&self, held: &str) -> &[String] {
-        self.held.get(held).map_or(&[], Vec::as_slice)
+        self.held.get(held).map_or(&[], |hosts| hosts.0.as_slice())
     }
 
-    /// Everything that any host holds.
-    pub fn kinds(&self) -> impl Iterator<Item = &str> {
-        self.held.keys().map(String::as_str)
+    /// Whether a host holds something.
+    #[must_use]
+    pub fn is_holder(&self, host: &str, held: &str) -> bool {
+        self.held.get(held).is_some_and(|hosts| hosts.position(host).is_ok())
     }
 
-    /// All hosts, in no order.
+    /// The things that any host holds and whose names begin with `prefix`, in order.
+    pub fn kinds<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+        let kinds = self.held.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        kinds.map(|(held, _)| held.as_str()).take_while(move |held| held.starts_with(prefix))
+    }
+
+    /// All hosts, in order.
     #[must_use]
     pub fn hosts(&self) -> &[String] {
-        &self.hosts
+        &self.hosts.0
     }
 
     /// The `count` hosts that follow `host` in a ring of those that are `near`: whose leases it
@@ -260,6 +312,7 @@ impl Members {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::time::Duration;
 
     use super::super::bounds::MAX_HELD;
@@ -307,6 +360,34 @@ mod tests {
         assert!(
             members.get("f").unwrap().advert.held.is_empty() && members.holders("z").is_empty()
         );
+    }
+
+    #[test]
+    fn a_changed_list_changes_its_own_entries_only() {
+        let mut members = Members::default();
+        for host in ["b", "a", "c"] {
+            members.receive(advert(host, &["route:*/", "t", "s1", "s1"]), Duration::MAX);
+        }
+        members.receive(advert("b", &["t", "s2", "route:*/", "route:*/x"]), Duration::MAX);
+        assert_eq!(members.holders("t"), ["a", "b", "c"]);
+        assert_eq!(members.holders("s1"), ["a", "c"]);
+        assert_eq!(members.holders("s2"), ["b"]);
+        assert!(members.is_holder("a", "s1") && !members.is_holder("b", "s1"));
+        assert!(!members.is_holder("a", "s3"));
+        assert_eq!(members.kinds("route:").collect::<Vec<_>>(), ["route:*/", "route:*/x"]);
+        // A name that a list has twice counts once.
+        members.receive(advert("c", &["t", "s1", "t", "s3"]), Duration::MAX);
+        members.receive(advert("c", &["t", "s1", "s1"]), Duration::MAX);
+        assert_eq!(members.holders("t"), ["a", "b", "c"]);
+        assert_eq!(members.holders("s1"), ["a", "c"]);
+        assert!(members.holders("s3").is_empty());
+        members.remove("b");
+        assert_eq!(members.kinds("").collect::<Vec<_>>(), ["route:*/", "s1", "t"]);
+        assert_eq!(members.hosts(), ["a", "c"]);
+        for host in ["a", "c"] {
+            members.remove(host);
+        }
+        assert_eq!((members.kinds("").count(), members.held_bytes), (0, 0));
     }
 
     #[test]

@@ -37,6 +37,7 @@ impl<'a> Placement<'a> {
         (!member.advert.draining && load < FULL_LOAD).then_some(load)
     }
 
+    /// One of `hosts`, which are in order, with a load below `most`.
     fn of<'h>(&self, hosts: &'h [String], most: u32, random: &mut SplitMix64) -> Option<&'h str> {
         if hosts.is_empty() {
             return None;
@@ -60,8 +61,9 @@ impl<'a> Placement<'a> {
             least = all.filter(|(load, _)| *load < most).min();
         }
         let (load, host) = least?;
-        let here = self.own.and_then(|own| hosts.iter().find(|host| *host == own));
-        match here.and_then(|here| Some((self.load(here)?, here.as_str()))) {
+        let here =
+            self.own.and_then(|own| hosts.binary_search_by(|host| host.as_str().cmp(own)).ok());
+        match here.and_then(|at| Some((self.load(&hosts[at])?, hosts[at].as_str()))) {
             Some((ours, here)) if ours <= load + MAX_LOCAL_EXCESS => Some(here),
             _ => Some(host),
         }
