@@ -269,14 +269,18 @@ pub(crate) fn fleet(command: &FleetCommand, settings: &Settings) -> anyhow::Resu
     };
     match settings.output {
         Format::Json => say!("{}", json!(report))?,
-        Format::Text => say!(
-            "{verb} {} sandboxes, {} snapshots with their names and {} templates, in {} states; {} running sandboxes were never saved",
-            report.sandboxes,
-            report.snapshots,
-            report.templates,
-            report.states,
-            report.unsaved.len(),
-        )?,
+        Format::Text => {
+            say!(
+                "{verb} {} sandboxes, {} snapshots with their names and {} templates, in {} states",
+                report.sandboxes,
+                report.snapshots,
+                report.templates,
+                report.states,
+            )?;
+            for id in &report.unsaved {
+                message!("not in the backup, as it was never saved: the sandbox {id}");
+            }
+        }
     }
     for missing in &report.missing {
         message!("left out: {missing}");

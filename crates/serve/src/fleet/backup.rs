@@ -22,6 +22,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::backup_error::BackupError;
 use super::cipher;
 use super::complete_ledger;
 use super::config::FleetConfig;
@@ -46,65 +47,6 @@ const FORMAT: &str = "afresh fleet backup";
 const MAX_LINE: u64 = 256 << 10;
 /// A running sandbox has at least this long after a restore, in milliseconds.
 const MIN_REMAINING: u64 = 60_000;
-
-/// A fleet could not be backed up or restored.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BackupError {
-    /// The fleet cannot be reached.
-    #[error("cannot reach the fleet")]
-    Away(#[source] afresh::Cause),
-    /// No store was given.
-    #[error("the store of the fleet is not named: name it as its hosts do")]
-    NoStore,
-    /// The ledger could not be read or written.
-    #[error("the ledger of the fleet cannot be read or written")]
-    Ledger(#[source] afresh::Cause),
-    /// No entry could be read.
-    #[error(
-        "none of the {0} entries can be read, so the backup is unchanged: name the key that sealed them as `entry-key`"
-    )]
-    Unreadable(usize),
-    /// A store could not be opened.
-    #[error("the store cannot be opened")]
-    Store(#[source] afresh::Cause),
-    /// A file of the backup.
-    #[error("the file {file} of the backup")]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// Its fault.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is no backup.
-    #[error("line {line} of {file} is damaged: {fault}")]
-    Damaged {
-        /// The file.
-        file: PathBuf,
-        /// Its line.
-        line: usize,
-        /// The fault.
-        fault: String,
-    },
-    /// Hosts are running.
-    #[error("hosts of the fleet are running ({names}); stop them, restore, and start them again")]
-    Running {
-        /// Their names.
-        names: String,
-    },
-    /// An entry is there with another content.
-    #[error("the fleet already has another entry `{key}`; restore into an empty ledger")]
-    Exists {
-        /// Its key.
-        key: String,
-    },
-    /// A thread could not be started.
-    #[error(
-        "cannot start a thread; raise the limits of tasks (`ulimit -u`, the cgroup's `pids.max`)"
-    )]
-    Thread(#[source] afresh::Cause),
-}
 
 /// A finished backup or restore.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -484,11 +426,12 @@ pub async fn restore(config: &FleetConfig, dir: &Path) -> Result<BackupReport, B
     let links =
         NatsConnection::open(config, "afresh", Role::Admin).await.map_err(BackupError::Away)?;
     if head.key != links.fingerprint {
-        let fault = match head.key.is_empty() {
-            true => "its entries are not sealed, and the fleet has a key; restore without the key",
-            false => "its entries are sealed by another key than the fleet's",
+        let fault = match (head.key.is_empty(), links.fingerprint.is_empty()) {
+            (true, _) => "its entries are not sealed; restore it without `entry-key`",
+            (_, true) => "its entries are sealed; name the file of their key as `entry-key`",
+            _ => "its entries are sealed by another key than that of `entry-key`",
         };
-        return Err(BackupError::Damaged { file, line: 1, fault: fault.to_owned() });
+        return Err(BackupError::Key { file, fault });
     }
     let names = lease_renewal::names(&links).await.map_err(ledger)?;
     if !names.is_empty() {

@@ -350,10 +350,13 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<MonotonicTime> {
             };
             match broken {
                 Ok(_) => {
-                    tracing::warn!(
-                        life,
-                        "a host gave no sign for the time of a lease, and is given up"
-                    );
+                    match revision {
+                        NO_REVISION => tracing::info!(life, "a host has left"),
+                        _ => tracing::warn!(
+                            life,
+                            "a host gave no sign for the time of a lease, and is given up"
+                        ),
+                    }
                     over(fleet, life);
                     fleet.sweep_later(life.to_owned());
                 }

@@ -9,6 +9,7 @@
 
 mod adverts;
 mod backup;
+mod backup_error;
 mod bucket_check;
 mod catalog;
 mod cipher;
@@ -49,7 +50,8 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-pub use backup::{BackupError, BackupReport, backup, restore};
+pub use backup::{BackupReport, backup, restore};
+pub use backup_error::BackupError;
 pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
 pub(crate) use host::FleetHost;

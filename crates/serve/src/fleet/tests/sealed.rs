@@ -11,7 +11,7 @@ use super::sweep::{lose, sandbox, saved, state, until_gone};
 use crate::fleet::credentials::Role;
 use crate::fleet::nats::NatsConnection;
 use crate::fleet::record::Entry;
-use crate::fleet::{Fleet, FleetConfig, nats, record, seal};
+use crate::fleet::{BackupError, Fleet, FleetConfig, nats, record, restore, seal};
 use crate::sandbox::records::store::SandboxStore;
 
 fn keyed(server: &NatsServer, dir: &Path) -> FleetConfig {
@@ -151,4 +151,29 @@ async fn an_unreadable_entry_keeps_no_other_sandbox_of_lost_hosts_from_a_sweep()
     seal(&config, false).await.unwrap();
     sweeper.sweep(&life).await.unwrap();
     assert_eq!(sweeper.look_up(&forged.id).await.unwrap().unwrap().owner, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_with_another_key_or_none_is_refused_with_the_way_out() {
+    let Some(server) = NatsServer::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut sealed = keyed(&server, dir.path());
+    let mut plain = server.config();
+    for config in [&mut sealed, &mut plain] {
+        config.store = Some(dir.path().join("store").to_string_lossy().into_owned());
+    }
+    for (key, config, way_out) in [
+        ("0123456789abcdef", &plain, "name the file of their key as `entry-key`"),
+        ("0123456789abcdef", &sealed, "by another key"),
+        ("", &sealed, "restore it without `entry-key`"),
+    ] {
+        let head = serde_json::json!({
+            "format": "afresh fleet backup", "version": 1, "fleet": "default", "made": 1,
+            "key": key,
+        });
+        std::fs::write(dir.path().join("ledger.jsonl"), format!("{head}\n")).unwrap();
+        let refusal = restore(config, dir.path()).await.unwrap_err();
+        assert!(matches!(refusal, BackupError::Key { .. }), "{refusal}");
+        assert!(refusal.to_string().contains(way_out), "{refusal}");
+    }
 }
