@@ -5,6 +5,7 @@
 //! meets all of them. The client is as simple as can be: a thread for each connection, which waits
 //! for each answer.
 
+mod fairness;
 mod far;
 mod programs;
 mod sandboxes;
@@ -207,6 +208,9 @@ pub fn all(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Res
     }
     if options.wants_any(&sandboxes::CASES, &["afresh"]) {
         sandboxes::sandboxes(files, options, sink)?;
+    }
+    if options.wants_any(&[fairness::CASE], &fairness::PHASES) {
+        fairness::fairness(files, options, sink)?;
     }
     if let Some((nats, s3)) = &files.far
         && options.wants("sandbox/resume_s3", "afresh")

@@ -16,7 +16,7 @@ use anyhow::{Context, ensure};
 use serde_json::json;
 
 use super::sandboxes::{KEY, Sandboxes};
-use super::server::{Connection, REQUEST_TIMEOUT, Server};
+use super::server::{REQUEST_TIMEOUT, Server};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
@@ -151,7 +151,7 @@ pub(super) fn resume(
     let mut times = Vec::new();
     for round in 0..options.rounds.clamp(1, 5) {
         let mut first = host(&format!("saves-{round}"))?;
-        let mut client = Sandboxes { connection: Connection::to(first.addr)? };
+        let mut client = Sandboxes::of(&first)?;
         let mut made = Vec::with_capacity(SANDBOXES);
         for _ in 0..SANDBOXES {
             let sandbox = client.create("script")?;
@@ -164,7 +164,7 @@ pub(super) fn resume(
         }
         first.end()?;
         let second = host(&format!("goes-on-{round}"))?;
-        let mut client = Sandboxes { connection: Connection::to(second.addr)? };
+        let mut client = Sandboxes::of(&second)?;
         for sandbox in &made {
             let begun = Instant::now();
             client.on(sandbox, "/connect", &json!({}))?;

@@ -57,7 +57,7 @@ pub(super) fn programs(
             return Ok(());
         }
     };
-    let mut client = Sandboxes { connection: Connection::to(server.addr)? };
+    let mut client = Sandboxes::of(&server)?;
     let sandbox = client.create("linux")?;
     client.run(&sandbox, CODE)?;
     let pairs = CASES.into_iter().flat_map(|case| STRATEGIES.map(|strategy| (case, strategy)));

@@ -15,11 +15,18 @@ pub(super) const KEY: &str = "key-of-the-benchmark";
 /// A client of the sandboxes.
 pub(super) struct Sandboxes {
     pub(super) connection: Connection,
+    /// Its API key.
+    pub(super) key: &'static str,
 }
 
 impl Sandboxes {
+    /// A client of a server, with the key of the benchmark.
+    pub(super) fn of(server: &Server) -> anyhow::Result<Self> {
+        Ok(Self { connection: Connection::to(server.addr)?, key: KEY })
+    }
+
     fn ask(&mut self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
-        let headers = format!("x-api-key: {KEY}\r\n");
+        let headers = format!("x-api-key: {}\r\n", self.key);
         self.send(&request(method, path, &headers, body.to_string().as_bytes()))
     }
 
@@ -101,13 +108,9 @@ pub(super) fn sandboxes(
     result
 }
 
-fn operations(
-    files: &Files,
-    dir: &Path,
-    options: &Options,
-    sink: &mut Sink<'_>,
-) -> anyhow::Result<()> {
-    std::fs::write(dir.join("keys"), format!("bench {KEY}\n"))?;
+/// A server of sandboxes that run scripts, with its default settings.
+pub(super) fn serve_scripts(files: &Files, dir: &Path, keys: &str) -> anyhow::Result<Server> {
+    std::fs::write(dir.join("keys"), keys)?;
     let script = std::path::absolute(&files.script)?;
     let config = dir.join("serve.toml");
     let text = format!(
@@ -116,9 +119,17 @@ fn operations(
         script.display().to_string()
     );
     std::fs::write(&config, text)?;
-    let config = config.display().to_string();
-    let server = Server::ours(&files.program, &["--config", &config])?;
-    let mut client = Sandboxes { connection: Connection::to(server.addr)? };
+    Server::ours(&files.program, &["--config", &config.display().to_string()])
+}
+
+fn operations(
+    files: &Files,
+    dir: &Path,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let server = serve_scripts(files, dir, &format!("bench {KEY}\n"))?;
+    let mut client = Sandboxes::of(&server)?;
     let rounds = options.rounds * 8;
     let sandbox = client.create("script")?;
     client.run(&sandbox, "var heap = Array.from({length: 1000}, (_, n) => ({ n }))")?;
