@@ -288,10 +288,13 @@ async fn serve(
             _ = renew.recv() => {
                 let renewed = match arguments.config(settings) {
                     Ok(config) => handle.reload(&config).await.map_err(anyhow::Error::from),
-                    Err(error) => Err(error),
+                    Err(error) => {
+                        handle.record_failed_reload();
+                        Err(error)
+                    }
                 };
                 match renewed {
-                    Ok(()) => message!("Reloaded the guests, keys, budgets and certificate"),
+                    Ok(()) => message!("Reloaded the guests, templates, keys, budgets and certificate"),
                     Err(error) => {
                         let why = crate::describe(&error);
                         message!("afresh: cannot reload, the previous configuration stays in effect: {why}");

@@ -106,6 +106,27 @@ fn a_server_reloads_its_guests_and_ends_on_request() {
 }
 
 #[test]
+fn a_reload_of_a_faulty_file_is_counted_and_recorded_in_the_new_audit_log() {
+    let dir = tempfile::tempdir().unwrap();
+    parrot(dir.path(), "one.wasm", "the first");
+    let (file, log) = (dir.path().join("serve.toml"), dir.path().join("audit.log"));
+    let config = "audit = \"audit.log\"\n[[guest]]\nguest = \"one.wasm\"\n";
+    std::fs::write(&file, config).unwrap();
+    let serving = RunningServer::begin(&["--config", file.to_str().unwrap()]);
+    std::fs::rename(&log, dir.path().join("audit.log.1")).unwrap();
+    std::fs::write(&file, format!("{config}timeouts = 3\n")).unwrap();
+    serving.signal(Signal::HUP);
+    let begun = Instant::now();
+    while !serving.ask("/metrics").contains("afresh_failed_reloads_total 1\n") {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the reload was not counted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let recorded = std::fs::read_to_string(&log).unwrap();
+    assert!(recorded.contains("\"reload\"") && recorded.contains("\"failed\""), "{recorded}");
+    assert!(serving.ask("/").ends_with("\r\n\r\nthe first"));
+}
+
+#[test]
 fn guests_of_the_command_line_have_routes_and_wrong_usage_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     parrot(dir.path(), "one.wasm", "one");

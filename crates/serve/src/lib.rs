@@ -68,6 +68,7 @@ mod random;
 #[doc(hidden)]
 pub mod reference;
 mod reload;
+mod request_ids;
 mod resident;
 mod reuse;
 mod route;

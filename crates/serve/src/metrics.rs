@@ -141,7 +141,7 @@ impl Metrics {
         let failed_reloads = Counter::default();
         registry.register(
             "failed_reloads",
-            "Times that the guests could not be exchanged, and those there were went on",
+            "Reloads that were refused, so that the previous configuration stays in effect",
             failed_reloads.clone(),
         );
         Self {

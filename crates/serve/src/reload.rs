@@ -58,7 +58,6 @@ pub(crate) fn settings_for_restart(running: &Config, new: &Config) -> Vec<&'stat
 
 fn compare_sandboxes(all: &mut Differences, one: &SandboxConfig, two: &SandboxConfig) {
     all.compare("sandboxes.store", &one.dir, &two.dir);
-    all.compare("sandboxes.template", &one.templates, &two.templates);
     let metrics = (one.requires_metrics_key, two.requires_metrics_key);
     all.compare("sandboxes.require-metrics-key", &metrics.0, &metrics.1);
     all.compare("sandboxes.max-sandboxes", &one.max_sandboxes, &two.max_sandboxes);
@@ -90,10 +89,11 @@ mod tests {
         assert!(settings_for_restart(&running, &new).is_empty());
         new.drain = Duration::from_secs(7);
         let sandboxes = new.sandboxes.as_mut().unwrap();
+        sandboxes.build_images.push("docker.io/".to_owned());
+        // A reload changes templates and budgets.
         sandboxes.templates.push(Template::new("a", "a.wasm", afresh::Options::new()));
-        // A reload changes budgets.
         sandboxes.budgets.window = Duration::from_secs(9);
-        assert_eq!(settings_for_restart(&running, &new), ["drain", "sandboxes.template"]);
+        assert_eq!(settings_for_restart(&running, &new), ["drain", "sandboxes.build-images"]);
         running.sandboxes = None;
         assert_eq!(settings_for_restart(&running, &new), ["drain", "sandboxes"]);
     }

@@ -76,13 +76,20 @@ impl std::fmt::Debug for Handle {
 impl Handle {
     /// Opens the guests of `config` and exchanges those of the server for them. Every request is
     /// answered by the guests of before or by the new ones. So are the keys of sandboxes, and the
-    /// certificate for new connections, where the server has either. Addresses, templates and
-    /// bounds stay as they are.
+    /// certificate for new connections, where the server has either. New sandboxes are made from
+    /// the new templates. Addresses and bounds stay as they are.
     ///
     /// # Errors
     /// [`ServeError`]; the server continues with all that it has.
     pub async fn reload(&self, config: &Config) -> Result<(), ServeError> {
         self.shared.reload(config).await
+    }
+
+    /// Counts and records a reload whose configuration cannot be read. The server continues with
+    /// all that it has, and opens its audit log again.
+    pub fn record_failed_reload(&self) {
+        self.shared.begin_reload();
+        self.shared.end_reload(false);
     }
 
     /// Ends the server once it has answered every request that reached it.

@@ -1,7 +1,6 @@
 //! From a request to its answer: its receiver, its number, and the server's own paths.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -30,8 +29,10 @@ use crate::fleet::{Fleet, FleetHost, RouteDecision, route_of};
 use crate::health::{self, Health};
 use crate::metrics::Metrics;
 use crate::reload::settings_for_restart;
+use crate::request_ids::RequestIds;
 use crate::routing_table::RoutingTable;
 #[cfg(feature = "fleet")]
+use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::records::store::{RouteSubject, SandboxHost, SandboxStore};
 use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;
@@ -91,37 +92,9 @@ pub(crate) struct ServerState {
 /// The parts that a reload exchanges.
 struct OpenedGuests {
     table: RoutingTable,
+    templates: Option<Vec<Arc<Warm>>>,
     #[cfg(feature = "tls")]
     tls: Option<crate::tls::Acceptor>,
-}
-
-/// Numbers of requests: different for every server and request.
-struct RequestIds {
-    server: u64,
-    next: AtomicU64,
-}
-
-impl RequestIds {
-    fn new() -> Self {
-        let mut bytes = [0; 8];
-        // Without randomness numbers are still different within this server.
-        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
-        Self { server: u64::from_ne_bytes(bytes), next: AtomicU64::new(0) }
-    }
-
-    /// The number that a client gave, if it is one that may be written to logs; else a new one.
-    fn of<B>(&self, request: &Request<B>) -> HeaderValue {
-        let given = request.headers().get(REQUEST_ID).filter(|given| {
-            let sane = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
-            (1..=64).contains(&given.len()) && given.as_bytes().iter().all(sane)
-        });
-        if let Some(given) = given {
-            return given.clone();
-        }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let text = format!("{:016x}-{number}", self.server);
-        HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("none"))
-    }
 }
 
 /// Counts the retained bytes of an answer about sandboxes: all of them if they are there already,
@@ -225,14 +198,8 @@ impl ServerState {
     /// Exchanges the guests, the keys and the certificate. Requests that are under way end with
     /// those they began with.
     pub(crate) async fn reload(&self, config: &Config) -> Result<(), ServeError> {
-        if let Some(audit) = &self.audit {
-            audit.reopen();
-        }
-        let opened = self.open_again(config).await;
-        if let Some(audit) = &self.audit {
-            audit.record_server("reload", opened.is_ok());
-        }
-        match opened {
+        self.begin_reload();
+        match self.open_again(config).await {
             Ok(opened) => {
                 let left = settings_for_restart(&self.config, config);
                 if !left.is_empty() {
@@ -244,24 +211,45 @@ impl ServerState {
                 }
                 if let (Some(routes), Some(new)) = (&self.sandboxes, &config.sandboxes) {
                     routes.sandboxes.renew(new);
+                    opened
+                        .templates
+                        .into_iter()
+                        .for_each(|new| routes.sandboxes.replace_templates(new));
                 }
                 #[cfg(feature = "tls")]
                 if let (Some(tls), Some(new)) = (&self.tls, &opened.tls) {
                     tls.renew(new);
                 }
-                let table = opened.table;
                 let mut place = self.table.write().unwrap_or_else(PoisonError::into_inner);
-                let old = std::mem::replace(&mut *place, Arc::new(table));
+                let old = std::mem::replace(&mut *place, Arc::new(opened.table));
                 drop(place);
                 drop(old);
-                self.metrics.reloads.inc();
+                self.end_reload(true);
                 Ok(())
             }
             Err(error) => {
-                self.metrics.failed_reloads.inc();
+                self.end_reload(false);
                 Err(error)
             }
         }
+    }
+
+    /// Opens the audit log again, whatever becomes of the reload: its file may have been rotated.
+    pub(crate) fn begin_reload(&self) {
+        if let Some(audit) = &self.audit {
+            audit.reopen();
+        }
+    }
+
+    /// Records and counts a reload.
+    pub(crate) fn end_reload(&self, is_done: bool) {
+        if let Some(audit) = &self.audit {
+            audit.record_server("reload", is_done);
+        }
+        match is_done {
+            true => self.metrics.reloads.inc(),
+            false => self.metrics.failed_reloads.inc(),
+        };
     }
 
     /// Opens all exchanged parts, so that an error in one leaves everything as it is.
@@ -270,6 +258,11 @@ impl ServerState {
             #[cfg(feature = "tls")]
             tls: config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?,
             table: RoutingTable::open(config, &self.guest_budget, &self.metrics).await?,
+            // The last, since their states are written to the store.
+            templates: match (&self.sandboxes, &config.sandboxes) {
+                (Some(routes), Some(new)) => Some(routes.sandboxes.reopen_templates(new).await?),
+                _ => None,
+            },
         })
     }
 

@@ -10,4 +10,5 @@ pub(crate) mod image_name;
 pub(crate) mod snapshots;
 pub(crate) mod template;
 pub(crate) mod template_identity;
+pub(crate) mod template_list;
 pub(crate) mod templates;

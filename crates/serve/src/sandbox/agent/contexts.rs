@@ -41,7 +41,7 @@ pub(crate) fn known_context(id: Option<&str>) -> Result<(), ErrorResponse> {
 }
 
 fn has_contexts(all: &Sandboxes, sandbox: &Sandbox) -> bool {
-    all.template(&sandbox.template).config.linux
+    all.template_of(sandbox).config.linux
 }
 
 /// Asks the guest about its contexts.
@@ -50,7 +50,7 @@ async fn ask(
     sandbox: &Arc<Sandbox>,
     wanted: Value,
 ) -> Result<Value, ErrorResponse> {
-    let language = all.template(&sandbox.template).language;
+    let language = all.template_of(sandbox).language;
     let (own, mut router) = (sandbox.clone(), all.output_router(sandbox));
     all.with(sandbox, move |session| {
         let mut mark = lock(&own.mark);
@@ -74,7 +74,7 @@ pub(crate) async fn list(State(all): All, AuthorizedSandbox(sandbox): Authorized
     let listed = match has_contexts(&all, &sandbox) {
         true => ask(&all, &sandbox, json!({"op": "list_contexts"})).await?,
         false => {
-            let language = all.template(&sandbox.template).language.name();
+            let language = all.template_of(&sandbox).language.name();
             json!([{"id": CONTEXT, "language": language, "cwd": "/"}])
         }
     };

@@ -34,7 +34,7 @@ pub(crate) async fn execute(
     body: Bytes,
 ) -> Answer {
     let wanted: ExecuteRequest = json(&body)?;
-    let source = match all.template(&sandbox.template).config.linux {
+    let source = match all.template_of(&sandbox).config.linux {
         true => (CELL, cell(&sandbox, wanted)?),
         false => (RUN, plain(&all, &sandbox, wanted)?),
     };
@@ -69,7 +69,7 @@ fn plain(
     if wanted.env_vars.is_some_and(|envs| !envs.0.is_empty()) {
         return bad("`env_vars` needs a template of a Linux program".to_owned());
     }
-    let names = all.template(&sandbox.template).language.names;
+    let names = all.template_of(sandbox).language.names;
     if let Some(language) = wanted.language.as_deref().filter(|name| !names.contains(name)) {
         return bad(format!("this sandbox runs {}, not {language}", names.join(" or ")));
     }

@@ -67,7 +67,7 @@ pub(crate) async fn process(
     let unknown = |why: &str| {
         ConnectError::new("unimplemented", format!("this sandbox has no {method}: {why}"))
     };
-    if !all.template(&sandbox.template).config.linux {
+    if !all.template_of(&sandbox).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
     }
     let user = match User::of_request(&headers) {
@@ -129,7 +129,7 @@ impl CommandTarget {
         mut router: OutputRouter,
         wanted: impl FnOnce(&mut CommandSession<'_>) -> Result<R, ConnectError> + Send + 'static,
     ) -> Result<R, ConnectError> {
-        let language = self.all.template(&self.sandbox.template).language;
+        let language = self.all.template_of(&self.sandbox).language;
         let sandbox = self.sandbox.clone();
         let asked = self.all.with(&self.sandbox, move |session| {
             let router = &mut router;

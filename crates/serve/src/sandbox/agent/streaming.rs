@@ -55,7 +55,7 @@ pub(crate) async fn run_streaming(
     (what, source): (u8, String),
     (encoding, memory): (ResponseEncoding, Budget),
 ) -> Result<Response, ErrorResponse> {
-    let language = all.template(&sandbox.template).language;
+    let language = all.template_of(&sandbox).language;
     let (mut router, own, killed) = (all.output_router(&sandbox), sandbox.clone(), sandbox.clone());
     let printed = router.route_code_output(encoding.encode_output, encoding.encode_result);
     let (begin, begun) = oneshot::channel();

@@ -200,7 +200,7 @@ impl Sandboxes {
         steps: &[Step],
     ) -> Result<(), BuildFailure> {
         let early = BuildFailure::from;
-        let base = plan.base(&self.config.templates).map_err(early)?;
+        let base = plan.base(&self.templates.configured()).map_err(early)?;
         let keys = self.layer_keys(&build.tenant, &base, steps).await.map_err(early)?;
         // The longest run of steps whose state is there.
         let cached = match plan.force {
@@ -235,7 +235,7 @@ impl Sandboxes {
             Base::Image(name) => format!("image {name}"),
             Base::Template(name) => match self.snapshot(tenant, name).await {
                 Ok(Some(known)) => format!("snapshot {}", known.record.id),
-                Ok(None) => format!("template {name}"),
+                Ok(None) => format!("template {name} {}", self.template(name).identity),
                 Err(refusal) => return Err(refusal.message),
             },
         };
@@ -284,7 +284,7 @@ impl Sandboxes {
         };
         let wanted = CreateOptions { template, time: BUILD_TIMEOUT, pause_at_end: false, settings };
         let sandbox = self.create(&build.tenant, wanted).await?;
-        if !self.template(&sandbox.template).config.linux {
+        if !self.template_of(&sandbox).config.linux {
             let _ = self.kill(&sandbox).await;
             let message = "a build needs a template of a Linux program; this one evaluates code";
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
@@ -293,8 +293,9 @@ impl Sandboxes {
     }
 
     /// The template whose options sandboxes of images have.
-    fn linux_template(&self) -> Result<&Arc<Warm>, ErrorResponse> {
-        self.templates.iter().find(|warm| warm.config.linux).ok_or_else(|| {
+    fn linux_template(&self) -> Result<Arc<Warm>, ErrorResponse> {
+        let templates = self.templates.all();
+        templates.iter().find(|warm| warm.config.linux).cloned().ok_or_else(|| {
             let message = "a build of an image needs a template of a Linux program";
             ErrorResponse::new(StatusCode::BAD_REQUEST, message)
         })
@@ -345,7 +346,7 @@ impl Sandboxes {
             drop(images);
             // Sandboxes and snapshots of an image have its pages in their own states.
             for image in left.values() {
-                this.untag(&format!("template-{}", image.config.name));
+                this.untag(&image.tag);
             }
             Ok(warm)
         })

@@ -30,6 +30,8 @@ pub(crate) struct Warm {
     pub(crate) guest: Guest,
     /// How saved states of it are opened.
     pub(crate) options: Options,
+    /// The name of its state in the store.
+    pub(crate) tag: String,
     /// The digest of its manifest, on which the hosts of a fleet agree.
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for other hosts"))]
     pub(crate) digest: String,
@@ -175,7 +177,19 @@ impl TemplateOptions {
     }
 }
 
+/// The name of the state of a template that a server opens at its start.
+pub(crate) fn template_tag(name: &str) -> String {
+    format!("template-{name}")
+}
+
 impl Warm {
+    /// Whether its guest and library are those that it was opened with.
+    pub(crate) fn is_unchanged(&self, config: &SandboxConfig) -> Result<bool, afresh::Cause> {
+        let opening = TemplateOptions::new(config, &self.config, self.language)?;
+        let identity = TemplateIdentity::new(&self.config, opening.library.as_ref());
+        Ok(identity.digest() == self.identity)
+    }
+
     /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save
     /// differences. All hosts of a `ledger` use the same; without one it is for this server alone.
     pub(crate) fn open(
@@ -183,10 +197,19 @@ impl Warm {
         template: &Template,
         ledger: Option<&dyn SandboxStore>,
     ) -> Result<Self, afresh::Cause> {
+        Self::open_as(config, template, ledger, template_tag(&template.name))
+    }
+
+    /// The same, with the name of its state in the store.
+    pub(crate) fn open_as(
+        config: &SandboxConfig,
+        template: &Template,
+        ledger: Option<&dyn SandboxStore>,
+        tag: String,
+    ) -> Result<Self, afresh::Cause> {
         let language = Language::named(&template.language)?;
         let opening = TemplateOptions::new(config, template, language)?;
-        let kept: Reference =
-            state_reference(&config.dir, &format!("template-{}", template.name)).parse()?;
+        let kept: Reference = state_reference(&config.dir, &tag).parse()?;
         let make = || -> Result<(), afresh::Cause> {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
@@ -215,6 +238,7 @@ impl Warm {
             language,
             guest,
             options: opening.saved,
+            tag,
             digest,
             identity: identity.digest(),
         })

@@ -41,7 +41,8 @@ pub(crate) async fn announce(State(all): All, Tenant(tenant): Tenant, body: Byte
         let message = format!("the template {name} is one of the configuration");
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
-    let most = all.templates.iter().map(|warm| warm.config.memory >> 20).max().unwrap_or_default();
+    let most =
+        all.templates.all().iter().map(|warm| warm.config.memory >> 20).max().unwrap_or_default();
     if memory.is_some_and(|memory| memory > most) {
         let message = format!("`memoryMB` is at most {most}, the `memory-mib` of the templates");
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
@@ -266,7 +267,8 @@ pub(crate) async fn list(State(all): All, Tenant(tenant): Tenant) -> Answer {
             own.entry(built.template.clone()).or_default().push((built, record));
         }
     }
-    let configured = all.templates.iter().map(|warm| listed(&all, &warm.config.name, &[]));
+    let templates = all.templates.all();
+    let configured = templates.iter().map(|warm| listed(&all, &warm.config.name, &[]));
     let mut listed: Vec<Value> = configured.collect();
     for (name, mut builds) in own {
         builds.sort_by_key(|(built, _)| built.made);

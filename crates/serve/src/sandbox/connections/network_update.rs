@@ -23,7 +23,7 @@ pub(crate) async fn update(chosen: TenantSandbox, body: Bytes) -> Answer {
     refuse_unsupported(update.unsupported())?;
     let (all, sandbox) = chosen.sandbox()?;
     let rules = update.rules();
-    rules.accept(&all.template(&sandbox.template).config)?;
+    rules.accept(&all.template_of(&sandbox).config)?;
     SandboxSettings { network: rules.clone(), ..sandbox.settings.clone() }.check_size()?;
     all.set_network(&sandbox, rules).await?;
     Ok(StatusCode::NO_CONTENT.into_response())

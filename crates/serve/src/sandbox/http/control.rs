@@ -55,7 +55,7 @@ fn reach(sandbox: &Sandbox) -> Value {
 
 pub(crate) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
     let times = *sandbox.lifetime();
-    let template = all.template(&sandbox.template);
+    let template = all.template_of(sandbox);
     let network = sandbox.network.rules();
     json!({
         "sandboxID": sandbox.id,

@@ -31,7 +31,7 @@ impl Sandboxes {
             true => Err(Sandbox::not_running(&own.id)),
             false => this.upgrade().map_or(Ok(()), |this| this.ledger.check(&*own)),
         };
-        let limit = self.template(&sandbox.template).config.cpu_limit.or(self.config.cpu_limit);
+        let limit = self.template_of(sandbox).config.cpu_limit.or(self.config.cpu_limit);
         OutputRouter::new(self.config.call_timeout, sandbox.commands.clone(), check)
             .limit_cpu_time(limit)
     }
@@ -59,7 +59,7 @@ impl Sandboxes {
     /// Ends commands that have run too long, and runs the rest for a slice.
     async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
         let (own, mut router) = (sandbox.clone(), self.output_router(sandbox).for_management());
-        let language = self.template(&sandbox.template).language;
+        let language = self.template_of(sandbox).language;
         self.turn(sandbox, Operation::Slice, move |session| {
             if own.lifetime().paused {
                 return Err(ErrorResponse::new(

@@ -130,14 +130,15 @@ impl Sandboxes {
         key: Option<CreationKey>,
     ) -> Result<Arc<Sandbox>, ErrorResponse> {
         self.memory.admit(1).await?;
-        let snapshot = match self.has_template(&wanted.template) {
-            true => None,
-            false => self.snapshot(tenant, &wanted.template).await?,
+        let named = self.templates.named(&wanted.template);
+        let snapshot = match &named {
+            Some(_) => None,
+            None => self.snapshot(tenant, &wanted.template).await?,
         };
-        let template = snapshot.as_ref().map_or(&wanted.template, |known| &known.record.template);
-        let warm = match snapshot.is_some() || self.has_template(template) {
-            true => self.template(template).clone(),
-            false => self.default_template(template)?.clone(),
+        let warm = match (named, &snapshot) {
+            (Some(named), _) => named,
+            (None, Some(known)) => self.template(&known.record.template),
+            (None, None) => self.default_template(&wanted.template)?,
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
         let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());
@@ -148,7 +149,7 @@ impl Sandboxes {
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
         wanted.settings.network.accept(&warm.config)?;
-        let name = warm.config.name.clone();
+        let (name, own) = (warm.config.name.clone(), warm.clone());
         let base = match snapshot.as_ref().map(|known| &known.record) {
             None => Some(BaseState::template(&warm.identity)),
             Some(record) if record.built.is_some() => Some(BaseState::build(&record.id)),
@@ -172,7 +173,7 @@ impl Sandboxes {
         settings.directory = settings.directory.or(directory);
         settings.root |= root;
         let mut sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
-        sandbox.key = key;
+        (sandbox.key, sandbox.warm) = (key, own.into());
         let sandbox = Arc::new(sandbox);
         self.admit(vec![sandbox.clone()]).await?;
         if sandbox.key.is_some() {
@@ -232,7 +233,9 @@ impl Sandboxes {
         for session in forks {
             let of = (sandbox.template.clone(), sandbox.base.clone());
             let settings = sandbox.present_settings();
-            let fork = Arc::new(self.assemble(&sandbox.tenant, of, settings, session, times)?);
+            let mut fork = self.assemble(&sandbox.tenant, of, settings, session, times)?;
+            fork.warm = self.template_of(sandbox).into();
+            let fork = Arc::new(fork);
             fork.join(&fork_group);
             fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);

@@ -25,6 +25,7 @@ use crate::private_directory::open_private;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::builds::Builds;
 use crate::sandbox::catalog::template::Warm;
+use crate::sandbox::catalog::template_list::{RELOADED, TemplateList};
 use crate::sandbox::config::SandboxConfig;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::http::token_search::TokenSearch;
@@ -51,7 +52,7 @@ pub(crate) struct Sandboxes {
     /// Another in each server.
     pub(crate) boot: String,
     pub(crate) builds: Builds,
-    pub(crate) templates: Vec<Arc<Warm>>,
+    pub(crate) templates: TemplateList,
     pub(crate) all: Mutex<HashMap<String, Arc<Sandbox>>>,
     /// Killed sandboxes that have not ended yet, which count in the budgets of their tenants. Their
     /// entries may still be in the ledger, from which they are not taken up.
@@ -110,9 +111,6 @@ const MAX_VIEWS: usize = 16;
 const MAX_LISTS: usize = 4;
 /// Maximum sandboxes of a tenant in a list.
 const MAX_LISTED: usize = 10_000;
-
-/// Names that clients of E2B have for its usual templates, and that stand for the first template.
-const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
 
 /// How long a call waits for the one before until the log has it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
@@ -186,7 +184,7 @@ impl Sandboxes {
         // Objects that no sandbox, snapshot or template needs any more.
         let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;
         let is_configured = |name: &str| config.templates.iter().any(|known| known.name == name);
-        // The server before has opened images for builds.
+        // The server before has opened images for builds, and templates at reloads.
         let is_image = |name: &str| {
             name.strip_prefix("template-")
                 .is_some_and(|name| name.starts_with(IMAGE) && !is_configured(name))
@@ -201,7 +199,8 @@ impl Sandboxes {
             })
         };
         for name in &names {
-            if ledger.is_orphan(name) && !is_last(name) || is_image(name) {
+            let is_left = is_image(name) || name.starts_with(RELOADED);
+            if ledger.is_orphan(name) && !is_last(name) || is_left {
                 store.untag(name)?;
             }
         }
@@ -211,7 +210,7 @@ impl Sandboxes {
         let quota = Quota::new(config.max_snapshots, &ledger.known_snapshots());
         let waiting = config.max_sandboxes;
         Ok(Self {
-            templates,
+            templates: TemplateList::new(templates),
             all: Mutex::new(all.collect()),
             killed: Arc::default(),
             ending: AtomicBool::new(false),
@@ -273,11 +272,6 @@ impl Sandboxes {
         *lock(&self.directory) = None;
     }
 
-    /// Whether a template of exactly this name exists.
-    pub(crate) fn has_template(&self, name: &str) -> bool {
-        self.templates.iter().any(|template| template.config.name == name)
-    }
-
     /// Looks for calls that have run for more than `limit`.
     pub(crate) fn find_overdue_calls(&self, limit: Duration) {
         self.has_overdue_calls.store(self.has_calls_past(limit), Ordering::Relaxed);
@@ -295,26 +289,6 @@ impl Sandboxes {
     #[cfg(feature = "fleet")]
     pub(crate) fn busy_calls(&self) -> (usize, usize) {
         self.calls.busy()
-    }
-
-    /// The first template, for the names that clients of E2B have for it.
-    pub(crate) fn default_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
-        if DEFAULT_TEMPLATES.contains(&name) {
-            return Ok(&self.templates[0]);
-        }
-        let known: Vec<_> = self.templates.iter().map(|known| known.config.name.as_str()).collect();
-        let message = format!(
-            "there is no template or snapshot `{name}`; the templates are {}",
-            known.join(", ")
-        );
-        Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
-    }
-
-    /// The template of a sandbox: that of this name, or the first where the configuration has it no
-    /// more.
-    pub(crate) fn template(&self, name: &str) -> &Arc<Warm> {
-        let named = self.templates.iter().find(|template| template.config.name == name);
-        named.unwrap_or(&self.templates[0])
     }
 
     /// A sandbox of a tenant.
@@ -515,7 +489,7 @@ impl Sandboxes {
     }
 
     fn open_saved(&self, sandbox: &Sandbox, deadline: Instant) -> Result<Session, ErrorResponse> {
-        let warm = self.template(&sandbox.template);
+        let warm = sandbox.warm.get_or_init(|| self.template(&sandbox.template));
         // The state may come from the store of a fleet: a wait for the network.
         sandbox.commands.with_turn(CpuTurn::rest);
         let began = Instant::now();

@@ -33,7 +33,7 @@ impl Sandboxes {
             // Clients take a conflict for a sandbox that is paused already.
             Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
         };
-        let warm = self.template(&sandbox.template);
+        let warm = self.template_of(sandbox);
         match sandbox.base.as_ref().and_then(|base| base.kind()) {
             Some(BaseKind::Template(identity)) => match warm.identity == identity {
                 true => Ok(BaseGuest::Template(warm.clone())),

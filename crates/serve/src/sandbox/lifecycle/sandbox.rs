@@ -6,7 +6,7 @@
 //! call, lazily.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use afresh::{Session, SessionError};
@@ -24,6 +24,7 @@ use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::agent::output_router::{MAX_ANSWER_BYTES, OutputRouter};
 use crate::sandbox::agent::watchers::Watchers;
 use crate::sandbox::catalog::base_state::BaseState;
+use crate::sandbox::catalog::template::Warm;
 #[cfg(linux_guests)]
 use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
@@ -87,6 +88,8 @@ pub(crate) struct Sandbox {
     pub(crate) id: String,
     pub(crate) tenant: Arc<str>,
     pub(crate) template: String,
+    /// The template that it has on this server, once it has run here.
+    pub(crate) warm: OnceLock<Arc<Warm>>,
     /// The token that its clients show in addition to its id.
     pub(crate) token: String,
     pub(crate) settings: SandboxSettings,
@@ -123,7 +126,7 @@ pub(crate) struct Sandbox {
     pub(crate) watchers: Watchers,
     /// The log of its connections, once it has run.
     #[cfg(linux_guests)]
-    connections: std::sync::OnceLock<afresh::linux::ConnectionLog>,
+    connections: OnceLock<afresh::linux::ConnectionLog>,
     /// Whether something in it went on by itself when it was saved.
     pub(crate) goes_on: AtomicBool,
     /// The state that it began in, if that is known.
@@ -210,6 +213,7 @@ impl Sandbox {
             id,
             tenant,
             template,
+            warm: OnceLock::new(),
             token,
             network: SandboxNetwork::new(settings.network.clone()),
             settings,
@@ -231,7 +235,7 @@ impl Sandbox {
             charge: Charge::default(),
             watchers: Watchers::default(),
             #[cfg(linux_guests)]
-            connections: std::sync::OnceLock::new(),
+            connections: OnceLock::new(),
             goes_on: AtomicBool::new(false),
             base: None,
             restarts: AtomicBool::new(false),

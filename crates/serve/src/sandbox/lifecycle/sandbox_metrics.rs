@@ -50,7 +50,7 @@ async fn sizes(sandbox: &Sandbox) -> Option<(u64, u64)> {
 }
 
 fn describe_sample(all: &Sandboxes, sandbox: &Sandbox, sample: &Sample) -> Value {
-    let template = all.template(&sandbox.template);
+    let template = all.template_of(sandbox);
     let time = SystemTime::UNIX_EPOCH + Duration::from_millis(sample.time);
     json!({
         "timestamp": rfc3339(time),

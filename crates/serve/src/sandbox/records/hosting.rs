@@ -69,21 +69,23 @@ impl SandboxHost for Sandboxes {
     }
 
     fn templates(&self) -> Vec<String> {
-        self.templates.iter().map(|template| template.config.name.clone()).collect()
+        self.templates.all().iter().map(|template| template.config.name.clone()).collect()
     }
 
     fn has_template(&self, name: &str) -> bool {
-        self.templates.iter().any(|template| template.config.name == name)
+        self.templates.named(name).is_some()
     }
 
     fn template_digest(&self, name: Option<&str>) -> Option<String> {
         let fits = |known: &str| name.is_none_or(|name| known == name);
-        let found = self.templates.iter().find(|template| fits(&template.config.name));
+        let templates = self.templates.all();
+        let found = templates.iter().find(|template| fits(&template.config.name));
         found.map(|template| template.digest.clone())
     }
 
     fn held_sources(&self) -> Vec<String> {
-        let templates = self.templates.iter().map(|template| template.digest.clone());
+        let templates = self.templates.all();
+        let templates = templates.iter().map(|template| template.digest.clone());
         let snapshots: Vec<String> = lock(&self.opened).keys().cloned().collect();
         templates.chain(snapshots).collect()
     }

@@ -5,6 +5,7 @@ mod faulty_store;
 mod leases;
 mod processors;
 mod refused_pauses;
+mod reloads;
 mod restarts;
 
 use std::path::Path;
@@ -94,7 +95,7 @@ async fn log(
     code: &str,
 ) -> Result<String, ErrorResponse> {
     let (own, mut router) = (sandbox.clone(), all.output_router(sandbox));
-    let language = all.template(&sandbox.template).language;
+    let language = all.template_of(sandbox).language;
     let code = code.to_owned();
     let ran = all.with(sandbox, move |session| {
         let mut mark = lock(&own.mark);

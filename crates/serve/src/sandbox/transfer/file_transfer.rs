@@ -86,7 +86,7 @@ pub(crate) async fn read(
                 false,
             ));
         }
-        let most = this.template(&own.template).config.files;
+        let most = this.template_of(&own).config.files;
         let admit = |bytes| this.check_memory(&own.tenant, bytes);
         let download = own.charge.downloads.begin(tree, node, most, admit)?;
         Ok((Body::new(FileBody::new(download, size)), false))

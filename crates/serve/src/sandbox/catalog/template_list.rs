@@ -1,0 +1,148 @@
+//! The templates of a server. A reload replaces some.
+//!
+//! Promises: new sandboxes are made from the templates of the last reload. A sandbox keeps the
+//! template that it was made from, or that this server first restored it with. The store keeps the
+//! state of a replaced template until its last sandbox ends, since saves of the sandbox build on
+//! it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use hyper::StatusCode;
+
+use crate::error::ServeError;
+use crate::error_response::ErrorResponse;
+use crate::lock::lock;
+use crate::sandbox::catalog::template::{Warm, template_tag};
+use crate::sandbox::config::{SandboxConfig, Template};
+use crate::sandbox::lifecycle::registry::Sandboxes;
+use crate::sandbox::lifecycle::sandbox::Sandbox;
+
+/// The names of states of templates that a reload has opened begin like this. The next start of the
+/// server removes them.
+pub(crate) const RELOADED: &str = "reloaded-";
+
+/// Names that clients of E2B have for its usual templates, and that stand for the first template.
+const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
+
+/// The templates.
+pub(crate) struct TemplateList {
+    /// At least one.
+    current: RwLock<Arc<[Arc<Warm>]>>,
+    /// Replaced templates that sandboxes may have, and the names of their states.
+    replaced: Mutex<Vec<(Weak<Warm>, String)>>,
+    /// Reloads that opened templates.
+    reloads: AtomicU64,
+}
+
+impl TemplateList {
+    pub(crate) fn new(templates: Vec<Arc<Warm>>) -> Self {
+        Self {
+            current: RwLock::new(templates.into()),
+            replaced: Mutex::default(),
+            reloads: AtomicU64::new(0),
+        }
+    }
+
+    /// All of them, in the order of the configuration.
+    pub(crate) fn all(&self) -> Arc<[Arc<Warm>]> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Their configuration.
+    pub(crate) fn configured(&self) -> Vec<Template> {
+        self.all().iter().map(|template| template.config.clone()).collect()
+    }
+
+    /// The template of exactly this name.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Warm>> {
+        self.all().iter().find(|template| template.config.name == name).cloned()
+    }
+
+    /// Exchanges the templates. Returns the names of states that no sandbox needs any more.
+    fn replace(&self, templates: Vec<Arc<Warm>>) -> Vec<String> {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *current, templates.into());
+        let mut replaced = lock(&self.replaced);
+        let is_current = |tag: &str| current.iter().any(|warm| warm.tag == tag);
+        let left = before.iter().filter(|warm| !is_current(&warm.tag));
+        replaced.extend(left.map(|warm| (Arc::downgrade(warm), warm.tag.clone())));
+        drop(before);
+        let unused = replaced.extract_if(.., |(warm, _)| warm.strong_count() == 0);
+        unused.map(|(_, tag)| tag).collect()
+    }
+}
+
+impl Sandboxes {
+    /// Whether a template of exactly this name exists.
+    pub(crate) fn has_template(&self, name: &str) -> bool {
+        self.templates.named(name).is_some()
+    }
+
+    /// The first template, for the names that clients of E2B have for it.
+    pub(crate) fn default_template(&self, name: &str) -> Result<Arc<Warm>, ErrorResponse> {
+        let templates = self.templates.all();
+        if DEFAULT_TEMPLATES.contains(&name) {
+            return Ok(templates[0].clone());
+        }
+        let known: Vec<_> = templates.iter().map(|known| known.config.name.as_str()).collect();
+        let message = format!(
+            "there is no template or snapshot `{name}`; the templates are {}",
+            known.join(", ")
+        );
+        Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
+    }
+
+    /// The present template of this name, or the first where the configuration has it no more.
+    pub(crate) fn template(&self, name: &str) -> Arc<Warm> {
+        self.templates.named(name).unwrap_or_else(|| self.templates.all()[0].clone())
+    }
+
+    /// The template of a sandbox.
+    pub(crate) fn template_of(&self, sandbox: &Sandbox) -> Arc<Warm> {
+        sandbox.warm.get().cloned().unwrap_or_else(|| self.template(&sandbox.template))
+    }
+
+    /// Opens the templates of `config` that differ from the present ones. Nothing is exchanged.
+    pub(crate) async fn reopen_templates(
+        self: &Arc<Self>,
+        config: &SandboxConfig,
+    ) -> Result<Vec<Arc<Warm>>, ServeError> {
+        let (this, wanted) = (self.clone(), config.templates.clone());
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let failed = |source: afresh::Cause| ServeError::Sandboxes { source };
+        let open = move || drop(sender.send(this.reopen_now(&wanted)));
+        let opening = std::thread::Builder::new().name("afresh-open".to_owned());
+        opening.spawn(open).map_err(|error| failed(error.into()))?;
+        receiver.await.map_err(|error| failed(error.into()))?.map_err(failed)
+    }
+
+    fn reopen_now(&self, wanted: &[Template]) -> Result<Vec<Arc<Warm>>, afresh::Cause> {
+        if wanted.is_empty() {
+            return Err("no template is named that sandboxes could be made from".into());
+        }
+        let present = self.templates.all();
+        let reload = self.templates.reloads.fetch_add(1, Ordering::Relaxed) + 1;
+        let templates = wanted.iter().map(|template| {
+            let same = |warm: &&Arc<Warm>| format!("{:?}", warm.config) == format!("{template:?}");
+            if let Some(warm) = present.iter().find(same)
+                && warm.is_unchanged(&self.config)?
+            {
+                return Ok(warm.clone());
+            }
+            let tag = format!("{RELOADED}{reload}-{}", template_tag(&template.name));
+            Warm::open_as(&self.config, template, Some(&*self.ledger), tag).map(Arc::new)
+        });
+        templates.collect()
+    }
+
+    /// Makes new sandboxes from these templates. Present ones keep theirs.
+    pub(crate) fn replace_templates(&self, templates: Vec<Arc<Warm>>) {
+        // Images have the options of a template.
+        let images = std::mem::take(&mut *lock(&self.builds.images));
+        let images = images.into_values().map(|image| image.tag.clone());
+        for tag in self.templates.replace(templates).into_iter().chain(images) {
+            self.untag(&tag);
+        }
+    }
+}
