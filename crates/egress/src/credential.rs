@@ -27,6 +27,7 @@ pub(crate) struct CredentialTable {
     placeholder: Option<String>,
 }
 
+#[derive(PartialEq, Eq)]
 enum Source {
     Secret(String),
     File(PathBuf),
@@ -121,6 +122,13 @@ impl Credential {
         Ok(Self { header, prefix: table.prefix, source, placeholder: table.placeholder })
     }
 
+    /// Whether both set the same header to the same secret, or to that of the same file.
+    pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
+        let Self { header, prefix, source, placeholder } = self;
+        (header, prefix, source, placeholder)
+            == (&other.header, &other.prefix, &other.source, &other.placeholder)
+    }
+
     /// The name of the header, in lower case.
     pub(crate) fn header(&self) -> &str {
         &self.header
@@ -160,5 +168,19 @@ mod tests {
         std::fs::write(&path, "broken\nsecret").unwrap();
         let error = credential.value().unwrap_err();
         assert!(error.contains("one line") && !error.contains("broken"), "{error}");
+    }
+
+    #[test]
+    fn another_secret_of_the_environment_makes_another_credential() {
+        let credential = |secret: &str| Credential {
+            header: "x-key".to_owned(),
+            prefix: String::new(),
+            source: Source::Secret(secret.to_owned()),
+            placeholder: None,
+        };
+        assert!(credential("first").is_equivalent(&credential("first")));
+        assert!(!credential("first").is_equivalent(&credential("second")));
+        let file = Credential { source: Source::File("first".into()), ..credential("first") };
+        assert!(!credential("first").is_equivalent(&file));
     }
 }

@@ -234,6 +234,44 @@ impl Rule {
         &self.0.to
     }
 
+    /// Whether both allow and change requests in the same way. Their authorities may differ.
+    #[must_use]
+    pub fn is_equivalent(&self, other: &Self) -> bool {
+        let RuleParts {
+            to,
+            text,
+            methods,
+            paths,
+            tls,
+            roots: _,
+            headers,
+            credential,
+            logs_requests,
+            authority: _,
+        } = &*self.0;
+        let other_parts = &*other.0;
+        let credentials = match (credential, &other_parts.credential) {
+            (Some(own), Some(other)) => own.is_equivalent(other),
+            (None, None) => true,
+            _ => false,
+        };
+        (to, text, methods, paths)
+            == (&other_parts.to, &other_parts.text, &other_parts.methods, &other_parts.paths)
+            && (tls, headers, logs_requests)
+                == (&other_parts.tls, &other_parts.headers, &other_parts.logs_requests)
+            && credentials
+            && self.has_roots_of(other)
+    }
+
+    /// Whether both verify servers with the same authorities.
+    fn has_roots_of(&self, other: &Self) -> bool {
+        match (self.roots(), other.roots()) {
+            (Some(own), Some(other)) => own.roots == other.roots,
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
     /// The destination as it was written.
     pub(crate) fn text(&self) -> &str {
         &self.0.text
@@ -294,12 +332,7 @@ impl Rule {
     /// same way.
     pub(crate) fn shares_connection(&self, other: &Self, name: &str, port: u16) -> bool {
         let server = |rule: &Self| rule.0.to.server(DestinationQuery::Name(name), port);
-        let roots = match (self.roots(), other.roots()) {
-            (Some(own), Some(other)) => own.roots == other.roots,
-            (None, None) => true,
-            _ => false,
-        };
-        self.0.tls == other.0.tls && server(self) == server(other) && roots
+        self.0.tls == other.0.tls && server(self) == server(other) && self.has_roots_of(other)
     }
 }
 
@@ -319,6 +352,15 @@ impl NetGrant {
         match self {
             Self::Destination(destination) => destination,
             Self::Rule(rule) => rule.to(),
+        }
+    }
+
+    /// Whether both grant the same. Equal rules are one rule, and equivalent ones need not be.
+    #[must_use]
+    pub fn is_equivalent(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Rule(own), Self::Rule(other)) => own.is_equivalent(other),
+            (own, other) => own == other,
         }
     }
 }
@@ -422,5 +464,58 @@ mod tests {
             let error = text.parse::<NetGrant>().unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn rules_are_equivalent_until_one_of_their_fields_differs() {
+        let folder = tempfile::tempdir().unwrap();
+        let certificate = |name: &str| {
+            let path = folder.path().join(name);
+            let authority = Authority::new(name).unwrap();
+            std::fs::write(&path, authority.certificate_pem()).unwrap();
+            path
+        };
+        let (ca, other_ca) = (certificate("one.test"), certificate("two.test"));
+        let (key, other_key) = (folder.path().join("key"), folder.path().join("other-key"));
+        std::fs::write(&key, "secret").unwrap();
+        std::fs::write(&other_key, "secret").unwrap();
+        let table = serde_json::json!({
+            "to": "a.test:443", "methods": ["GET"], "paths": ["/v1"], "tls": true, "ca": ca,
+            "headers": {"x-own": "1"}, "log": true,
+            "credential": {"header": "x-key", "file": key, "prefix": "p ", "placeholder": "KEY"},
+        });
+        let grant = |table: &serde_json::Value| table.to_string().parse::<NetGrant>().unwrap();
+        let rule = grant(&table);
+        // Another parse has another authority.
+        assert!(rule.is_equivalent(&grant(&table)) && rule != grant(&table));
+        let plain = NetGrant::Destination(rule.to().clone());
+        assert!(!rule.is_equivalent(&plain) && !plain.is_equivalent(&rule));
+        assert!(plain.is_equivalent(&plain.clone()));
+        for (field, value) in [
+            ("/to", "b.test:443".into()),
+            ("/methods", serde_json::json!(["POST"])),
+            ("/paths", serde_json::json!(["/v2"])),
+            ("/ca", serde_json::json!(other_ca)),
+            ("/headers", serde_json::json!({"x-own": "2"})),
+            ("/log", false.into()),
+            ("/credential/header", "x-other".into()),
+            ("/credential/file", serde_json::json!(other_key)),
+            ("/credential/prefix", "q ".into()),
+            ("/credential/placeholder", "OTHER".into()),
+        ] {
+            let mut changed = table.clone();
+            *changed.pointer_mut(field).unwrap() = value;
+            assert!(!rule.is_equivalent(&grant(&changed)), "{field}");
+        }
+        for field in ["methods", "paths", "ca", "headers", "credential", "log"] {
+            let mut changed = table.clone();
+            changed.as_object_mut().unwrap().remove(field);
+            assert!(!rule.is_equivalent(&grant(&changed)), "without {field}");
+        }
+        let plain = |tls: bool| grant(&serde_json::json!({"to": "a.test:443", "tls": tls}));
+        assert!(!plain(true).is_equivalent(&plain(false)));
+        // The same path, with another authority.
+        std::fs::copy(&other_ca, &ca).unwrap();
+        assert!(!rule.is_equivalent(&grant(&table)));
     }
 }

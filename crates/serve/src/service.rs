@@ -31,8 +31,8 @@ use crate::metrics::Metrics;
 use crate::reload::settings_for_restart;
 use crate::request_ids::RequestIds;
 use crate::routing_table::RoutingTable;
-#[cfg(feature = "fleet")]
 use crate::sandbox::catalog::template::Warm;
+#[cfg(feature = "fleet")]
 use crate::sandbox::records::store::{RouteSubject, SandboxHost, SandboxStore};
 use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;

@@ -150,4 +150,50 @@ impl Template {
             cpu_limit: None,
         }
     }
+    /// Whether both make the same sandboxes, given that files of the same name have not changed.
+    /// Of [`Template::open`] the caches count alone.
+    pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
+        let Self {
+            name,
+            reference,
+            linux,
+            dirs,
+            #[cfg(linux_guests)]
+            net,
+            open,
+            images,
+            language,
+            warm,
+            setup,
+            library,
+            memory,
+            files,
+            cpu_limit,
+        } = self;
+        #[cfg(linux_guests)]
+        if net.len() != other.net.len()
+            || !net.iter().zip(&other.net).all(|(own, other)| own.is_equivalent(other))
+        {
+            return false;
+        }
+        (name, reference, linux, dirs, images, language)
+            == (
+                &other.name,
+                &other.reference,
+                &other.linux,
+                &other.dirs,
+                &other.images,
+                &other.language,
+            )
+            && (warm, setup, library, memory, files, cpu_limit)
+                == (
+                    &other.warm,
+                    &other.setup,
+                    &other.library,
+                    &other.memory,
+                    &other.files,
+                    &other.cpu_limit,
+                )
+            && format!("{open:?}") == format!("{:?}", other.open)
+    }
 }

@@ -6,8 +6,8 @@
 //! again.
 
 use std::collections::BTreeMap;
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use afresh::files::Time;
@@ -21,10 +21,10 @@ use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::agent::process::CommandTarget;
 use crate::sandbox::catalog::build_request::{Action, Step, tagged};
-use crate::sandbox::catalog::builds::{Build, BuildFailure};
+use crate::sandbox::catalog::builds::{Build, BuildFailure, ImageGuest};
 use crate::sandbox::catalog::image_name::full_image_name;
 use crate::sandbox::catalog::snapshots::SnapshotOptions;
-use crate::sandbox::catalog::template::Warm;
+use crate::sandbox::catalog::template::{Warm, template_tag};
 use crate::sandbox::config::Template;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::http::user::User;
@@ -270,13 +270,14 @@ impl Sandboxes {
                 build.log("info", &format!("FROM {name}"));
                 // Before the pull, which takes memory itself.
                 self.memory.admit(1).await?;
-                let warm = self.image(&build.tenant, name).await?;
+                let ImageGuest { warm, template } = self.image(&build.tenant, name).await?;
                 let times = self.lifetime(BUILD_TIMEOUT, false);
                 let session = warm.guest.session().map_err(|error| refused(&error))?;
-                let of = self.linux_template()?.config.name.clone();
                 // Its files are those of the image, which no template of the configuration has.
-                let of = (of, None);
-                let sandbox = self.assemble(&build.tenant, of, settings, session, times)?;
+                let of = (template.config.name.clone(), None);
+                let mut sandbox = self.assemble(&build.tenant, of, settings, session, times)?;
+                // It has the options of the template. Saves of the sandbox build on its state.
+                sandbox.warm = warm.into();
                 let sandbox = Arc::new(sandbox);
                 self.admit(vec![sandbox.clone()]).await?;
                 return Ok(sandbox);
@@ -301,12 +302,12 @@ impl Sandboxes {
         })
     }
 
-    /// An image as a template, opened once.
+    /// An image as a template, opened once for each reload.
     async fn image(
         self: &Arc<Self>,
         tenant: &Arc<str>,
         name: &str,
-    ) -> Result<Arc<Warm>, ErrorResponse> {
+    ) -> Result<ImageGuest, ErrorResponse> {
         let allowed = &self.config.build_images;
         if !allowed.iter().any(|prefix| name.starts_with(prefix.as_str())) {
             let message = format!(
@@ -316,41 +317,57 @@ impl Sandboxes {
             );
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
-        if let Some(warm) = lock(&self.builds.images).get(name) {
-            return Ok(warm.clone());
+        if let Some(image) = lock(&self.builds.images).get(name) {
+            return Ok(image.clone());
         }
         let _place = self.pull_place(tenant).await?;
         let digest = Sha256::digest(name);
         let digits: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let base = self.linux_template()?;
         let template = Template {
             name: format!("{IMAGE}{digits}"),
             reference: format!("oci://{name}"),
             warm: Vec::new(),
             setup: None,
-            ..self.linux_template()?.config.clone()
+            ..base.config.clone()
         };
+        let opened = self.builds.opened_images.fetch_add(1, Ordering::Relaxed);
+        let tag = format!("{}-{opened}", template_tag(&template.name));
         let (this, name) = (self.clone(), name.to_owned());
         blocking(move || {
-            let opened = Warm::open(&this.config, &template, None);
+            let opened = Warm::open_as(&this.config, &template, None, tag.clone());
             let warm = Arc::new(opened.map_err(|error| {
+                this.untag(&tag);
                 tracing::warn!(image = name, %error, "an image cannot be opened");
                 let message = format!("the image {name} cannot be used: {error}");
                 ErrorResponse::new(StatusCode::BAD_REQUEST, message)
             })?);
-            let mut images = lock(&this.builds.images);
-            let left = match images.len() >= MAX_IMAGES {
-                true => std::mem::take(&mut *images),
-                false => HashMap::new(),
-            };
-            images.insert(name, warm.clone());
-            drop(images);
-            // Sandboxes and snapshots of an image have its pages in their own states.
-            for image in left.values() {
-                this.untag(&image.tag);
-            }
-            Ok(warm)
+            let image = ImageGuest { warm, template: base };
+            this.keep_image(name, image.clone());
+            Ok(image)
         })
         .await
+    }
+
+    /// Keeps an image open for later builds, unless a reload has replaced its template.
+    pub(crate) fn keep_image(&self, name: String, image: ImageGuest) {
+        let mut images = lock(&self.builds.images);
+        // A reload exchanges the templates first, and takes the images then.
+        let present = self.linux_template();
+        let is_present = present.is_ok_and(|known| Arc::ptr_eq(&known, &image.template));
+        let left: Vec<ImageGuest> = match (is_present, images.len() >= MAX_IMAGES) {
+            (false, _) => vec![image],
+            (true, true) => {
+                let left = std::mem::take(&mut *images).into_values().collect();
+                images.insert(name, image);
+                left
+            }
+            // Another build has opened the same image.
+            (true, false) => images.insert(name, image).into_iter().collect(),
+        };
+        drop(images);
+        // Snapshots have its pages in their own states.
+        left.iter().for_each(|image| self.templates.retire(&image.warm));
     }
 
     async fn run_steps(

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -222,6 +223,14 @@ fn invalid_link() -> ErrorResponse {
     )
 }
 
+/// An open image.
+#[derive(Clone)]
+pub(crate) struct ImageGuest {
+    pub(crate) warm: Arc<Warm>,
+    /// The template of the configuration whose options its sandboxes have.
+    pub(crate) template: Arc<Warm>,
+}
+
 /// All builds, and the files for them.
 #[derive(Default)]
 pub(crate) struct Builds {
@@ -229,8 +238,10 @@ pub(crate) struct Builds {
     /// Places of running builds, by tenant.
     places: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
     uploads: Mutex<Vec<Upload>>,
-    /// Templates of images.
-    pub(crate) images: Mutex<HashMap<String, Arc<Warm>>>,
+    /// Open images, by name.
+    pub(crate) images: Mutex<HashMap<String, ImageGuest>>,
+    /// Images that were opened.
+    pub(crate) opened_images: AtomicU64,
     /// The names of states after steps, oldest first, by tenant.
     pub(crate) layers: Mutex<HashMap<String, Vec<String>>>,
 }

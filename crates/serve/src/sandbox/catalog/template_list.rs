@@ -2,8 +2,8 @@
 //!
 //! Promises: new sandboxes are made from the templates of the last reload. A sandbox keeps the
 //! template that it was made from, or that this server first restored it with. The store keeps the
-//! state of a replaced template until its last sandbox ends, since saves of the sandbox build on
-//! it.
+//! state of a replaced template for its last sandbox, since saves of the sandbox build on it. The
+//! first sweep after the end of that sandbox removes the state.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -29,7 +29,7 @@ const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-i
 pub(crate) struct TemplateList {
     /// At least one.
     current: RwLock<Arc<[Arc<Warm>]>>,
-    /// Replaced templates that sandboxes may have, and the names of their states.
+    /// Replaced templates that sandboxes may have, closed images, and the names of their states.
     replaced: Mutex<Vec<(Weak<Warm>, String)>>,
     /// Reloads that opened templates.
     reloads: AtomicU64,
@@ -59,15 +59,23 @@ impl TemplateList {
         self.all().iter().find(|template| template.config.name == name).cloned()
     }
 
-    /// Exchanges the templates. Returns the names of states that no sandbox needs any more.
-    fn replace(&self, templates: Vec<Arc<Warm>>) -> Vec<String> {
+    /// Exchanges the templates. Returns those of before.
+    fn replace(&self, templates: Vec<Arc<Warm>>) -> Arc<[Arc<Warm>]> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *current, templates.into());
-        let mut replaced = lock(&self.replaced);
         let is_current = |tag: &str| current.iter().any(|warm| warm.tag == tag);
-        let left = before.iter().filter(|warm| !is_current(&warm.tag));
-        replaced.extend(left.map(|warm| (Arc::downgrade(warm), warm.tag.clone())));
-        drop(before);
+        before.iter().filter(|warm| !is_current(&warm.tag)).for_each(|warm| self.retire(warm));
+        before
+    }
+
+    /// The store needs the state of a template no longer than the template is in use.
+    pub(crate) fn retire(&self, warm: &Arc<Warm>) {
+        lock(&self.replaced).push((Arc::downgrade(warm), warm.tag.clone()));
+    }
+
+    /// Takes out the names of states that no sandbox needs any more.
+    fn take_unused(&self) -> Vec<String> {
+        let mut replaced = lock(&self.replaced);
         let unused = replaced.extract_if(.., |(warm, _)| warm.strong_count() == 0);
         unused.map(|(_, tag)| tag).collect()
     }
@@ -111,7 +119,11 @@ impl Sandboxes {
         let (this, wanted) = (self.clone(), config.templates.clone());
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let failed = |source: afresh::Cause| ServeError::Sandboxes { source };
-        let open = move || drop(sender.send(this.reopen_now(&wanted)));
+        let open = move || {
+            if let Err(Ok(unwanted)) = sender.send(this.reopen_now(&wanted)) {
+                this.discard(unwanted);
+            }
+        };
         let opening = std::thread::Builder::new().name("afresh-open".to_owned());
         opening.spawn(open).map_err(|error| failed(error.into()))?;
         receiver.await.map_err(|error| failed(error.into()))?.map_err(failed)
@@ -123,26 +135,72 @@ impl Sandboxes {
         }
         let present = self.templates.all();
         let reload = self.templates.reloads.fetch_add(1, Ordering::Relaxed) + 1;
-        let templates = wanted.iter().map(|template| {
-            let same = |warm: &&Arc<Warm>| format!("{:?}", warm.config) == format!("{template:?}");
-            if let Some(warm) = present.iter().find(same)
-                && warm.is_unchanged(&self.config)?
-            {
-                return Ok(warm.clone());
+        let mut templates = Vec::with_capacity(wanted.len());
+        for template in wanted {
+            match self.reopen_one(template, &present, reload) {
+                Ok(warm) => templates.push(warm),
+                Err(error) => {
+                    self.discard(templates);
+                    return Err(error);
+                }
             }
-            let tag = format!("{RELOADED}{reload}-{}", template_tag(&template.name));
-            Warm::open_as(&self.config, template, Some(&*self.ledger), tag).map(Arc::new)
-        });
-        templates.collect()
+        }
+        Ok(templates)
+    }
+
+    /// The present template of this configuration, or a new one.
+    fn reopen_one(
+        &self,
+        template: &Template,
+        present: &[Arc<Warm>],
+        reload: u64,
+    ) -> Result<Arc<Warm>, afresh::Cause> {
+        let same = |warm: &&Arc<Warm>| warm.config.is_equivalent(template);
+        if let Some(warm) = present.iter().find(same)
+            && warm.is_unchanged(&self.config)?
+        {
+            return Ok(warm.clone());
+        }
+        let tag = format!("{RELOADED}{reload}-{}", template_tag(&template.name));
+        let opened = Warm::open_as(&self.config, template, Some(&*self.ledger), tag.clone());
+        opened.map(Arc::new).inspect_err(|_| self.untag(&tag))
+    }
+
+    /// Removes the states of templates that were opened for nothing.
+    fn discard(&self, templates: Vec<Arc<Warm>>) {
+        let present = self.templates.all();
+        for warm in templates {
+            if !present.iter().any(|known| Arc::ptr_eq(known, &warm)) {
+                let tag = warm.tag.clone();
+                drop(warm);
+                self.untag(&tag);
+            }
+        }
     }
 
     /// Makes new sandboxes from these templates. Present ones keep theirs.
-    pub(crate) fn replace_templates(&self, templates: Vec<Arc<Warm>>) {
-        // Images have the options of a template.
+    pub(crate) fn replace_templates(self: &Arc<Self>, templates: Vec<Arc<Warm>>) {
+        let before = self.templates.replace(templates);
+        // Images have the options of a template. Later ones are kept only for a present template.
         let images = std::mem::take(&mut *lock(&self.builds.images));
-        let images = images.into_values().map(|image| image.tag.clone());
-        for tag in self.templates.replace(templates).into_iter().chain(images) {
-            self.untag(&tag);
+        images.values().for_each(|image| self.templates.retire(&image.warm));
+        let this = self.clone();
+        // Guests end, and the store is written.
+        tokio::task::spawn_blocking(move || {
+            drop((before, images));
+            this.untag_unused_templates();
+        });
+    }
+
+    /// Removes the states of replaced templates whose last sandbox has ended.
+    pub(crate) fn collect_templates(self: &Arc<Self>) {
+        if lock(&self.templates.replaced).iter().any(|(warm, _)| warm.strong_count() == 0) {
+            let this = self.clone();
+            tokio::task::spawn_blocking(move || this.untag_unused_templates());
         }
+    }
+
+    fn untag_unused_templates(&self) {
+        self.templates.take_unused().iter().for_each(|tag| self.untag(tag));
     }
 }

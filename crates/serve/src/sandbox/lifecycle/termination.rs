@@ -243,6 +243,7 @@ impl Sandboxes {
     pub(crate) fn sweep(self: &Arc<Self>) {
         self.measure_use();
         self.builds.expire();
+        self.collect_templates();
         self.find_overdue_calls(self.config.call_timeout.saturating_mul(OVERDUE_FACTOR));
         if !self.ledger.is_owner() {
             return;

@@ -1,6 +1,8 @@
 //! Templates that a reload changes.
 
 use super::*;
+use crate::sandbox::catalog::builds::ImageGuest;
+use crate::sandbox::catalog::template::Warm;
 
 /// The names of states of templates in the store.
 fn template_states(dir: &Path) -> Vec<String> {
@@ -87,4 +89,152 @@ async fn a_changed_module_is_a_changed_template_and_a_faulty_one_changes_nothing
     assert!(all.reopen_templates(&config).await.is_err());
     assert_eq!(all.template("logger").identity, changed);
     log(&all, &make(&all, options(HOUR)).await, "00000001").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_changed_key_of_a_template_opens_it_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let all = open(&config).await;
+    let opens = async |change: &dyn Fn(&mut Template)| {
+        let (mut changed, present) = (config.clone(), all.template("logger"));
+        change(&mut changed.templates[0]);
+        let opened = all.reopen_templates(&changed).await.unwrap().remove(0);
+        !Arc::ptr_eq(&present, &opened)
+    };
+    assert!(!opens(&|_| {}).await);
+    let changes: [(&str, &dyn Fn(&mut Template)); 9] = [
+        ("name", &|template| template.name.push('2')),
+        ("dirs", &|template| template.dirs.push("/usr".into())),
+        ("open", &|template| template.open = Options::new().cache(dir.path())),
+        ("images", &|template| template.images.push("debian".to_owned())),
+        ("warm", &|template| template.warm.push(afresh::Call::text("warm", [""; 0]))),
+        ("memory", &|template| template.memory -= 1 << 20),
+        ("files", &|template| template.files -= 1 << 20),
+        ("cpu_limit", &|template| template.cpu_limit = Some(HOUR)),
+        ("language", &|template| template.language = "python".to_owned()),
+    ];
+    for (key, change) in changes {
+        let mut template = config.templates[0].clone();
+        change(&mut template);
+        assert!(!template.is_equivalent(&config.templates[0]), "{key}");
+        // This guest evaluates one language.
+        assert!(key == "language" || opens(change).await, "{key}");
+    }
+    let rest: [(&str, &dyn Fn(&mut Template)); 4] = [
+        ("reference", &|template| template.reference.push('2')),
+        ("linux", &|template| template.linux = true),
+        ("setup", &|template| template.setup = Some("1".to_owned())),
+        ("library", &|template| template.library = Some("/lib.bin".into())),
+    ];
+    for (key, change) in rest {
+        let mut template = config.templates[0].clone();
+        change(&mut template);
+        assert!(!template.is_equivalent(&config.templates[0]), "{key}");
+    }
+}
+
+#[cfg(linux_guests)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_rule_opens_a_template_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    let with = |methods: &str| {
+        let rule = format!(r#"{{"to": "a.test:443", "methods": ["{methods}"]}}"#);
+        vec![rule.parse::<afresh::linux::NetGrant>().unwrap()]
+    };
+    config.templates[0].net = with("GET");
+    let all = open(&config).await;
+    let before = all.template("logger");
+    config.templates[0].net = with("GET");
+    reload(&all, &config).await;
+    assert!(Arc::ptr_eq(&before, &all.template("logger")));
+    config.templates[0].net = with("POST");
+    reload(&all, &config).await;
+    assert!(!Arc::ptr_eq(&before, &all.template("logger")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_reload_leaves_no_states_in_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    let all = open(&config).await;
+    let broken = dir.path().join("broken.wasm");
+    // It is saved, and does not evaluate the code of the probe.
+    let text = LOGGER.replace("(local $length i32)", "(local $length i32) (unreachable)");
+    std::fs::write(&broken, wat::parse_str(text).unwrap()).unwrap();
+    let second = Template { name: "second".to_owned(), ..config.templates[0].clone() };
+    let third = Template {
+        name: "third".to_owned(),
+        reference: broken.to_str().unwrap().to_owned(),
+        ..config.templates[0].clone()
+    };
+    config.templates.extend([second, third]);
+    assert!(all.reopen_templates(&config).await.is_err());
+    assert_eq!(template_states(dir.path()), ["template-logger"]);
+    // One that ends before its templates are there.
+    config.templates.truncate(2);
+    let reload = all.reopen_templates(&config);
+    assert!(is_dropped(reload).await);
+    let is_discarded =
+        async || Arc::strong_count(&all) == 1 && template_states(dir.path()) == ["template-logger"];
+    until("templates that nobody waits for are kept", is_discarded).await;
+}
+
+/// Begins this work and drops it.
+async fn is_dropped(work: impl Future) -> bool {
+    tokio::select! {
+        biased;
+        _ = work => false,
+        () = std::future::ready(()) => true,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_removes_the_state_of_a_template_after_its_last_sandbox() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    let all = open(&config).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    config.templates[0].memory = 128 << 20;
+    reload(&all, &config).await;
+    all.kill(&sandbox).await.unwrap();
+    drop(sandbox);
+    let is_removed = async || {
+        all.sweep();
+        template_states(dir.path()) == ["reloaded-1-template-logger"]
+    };
+    until("the state of a replaced template is kept", is_removed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_kept_open_only_for_the_template_of_its_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let all = open(&config).await;
+    let opened = async |tag: &'static str| {
+        let config = config.clone();
+        let open = move || Warm::open_as(&config, &config.templates[0], None, tag.to_owned());
+        let mut warm = tokio::task::spawn_blocking(open).await.unwrap().unwrap();
+        // Images have the options of a template of a Linux program.
+        warm.config.linux = true;
+        Arc::new(warm)
+    };
+    let kept = || lock(&all.builds.images).keys().cloned().collect::<Vec<_>>();
+    let first = opened("reloaded-0-template-first").await;
+    all.replace_templates(vec![first.clone()]);
+    let image = ImageGuest { warm: opened("template-image-0").await, template: first.clone() };
+    all.keep_image("early".to_owned(), image);
+    assert_eq!(kept(), ["early"]);
+    // A reload during a pull.
+    let late = ImageGuest { warm: opened("template-image-1").await, template: first };
+    all.replace_templates(vec![opened("reloaded-1-template-second").await]);
+    assert!(kept().is_empty());
+    all.keep_image("late".to_owned(), late);
+    assert!(kept().is_empty());
+    let is_removed = async || {
+        all.sweep();
+        template_states(dir.path()) == ["reloaded-1-template-second"]
+    };
+    until("states of closed images are kept", is_removed).await;
 }
