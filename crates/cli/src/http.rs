@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use afresh_serve::{Config, GuestConfig, Server};
+use afresh_serve::{Config, GuestConfig, ServeError, Server};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use serde_json::json;
@@ -283,23 +283,23 @@ async fn serve(
     }
     let handle = server.handle();
     let mut serving = tokio::spawn(server.run());
+    let mut reloading: Option<tokio::task::JoinHandle<Result<(), ServeError>>> = None;
     loop {
         tokio::select! {
-            _ = renew.recv() => {
-                let renewed = match arguments.config(settings) {
-                    Ok(config) => handle.reload(&config).await.map_err(anyhow::Error::from),
-                    Err(error) => {
-                        handle.record_failed_reload();
-                        Err(error)
-                    }
-                };
-                match renewed {
-                    Ok(()) => message!("Reloaded the guests, templates, keys, budgets and certificate"),
-                    Err(error) => {
-                        let why = crate::describe(&error);
-                        message!("afresh: cannot reload, the previous configuration stays in effect: {why}");
-                    }
+            // A signal during a reload waits for its end. Several count as one.
+            _ = renew.recv(), if reloading.is_none() => match arguments.config(settings) {
+                Ok(config) => {
+                    let handle = handle.clone();
+                    reloading = Some(tokio::spawn(async move { handle.reload(&config).await }));
                 }
+                Err(error) => {
+                    handle.record_failed_reload();
+                    report_reload(Err(error));
+                }
+            },
+            done = async { reloading.as_mut().expect("a reload").await }, if reloading.is_some() => {
+                reloading = None;
+                report_reload(done.map_err(anyhow::Error::from).and_then(|done| Ok(done?)));
             }
             _ = end.recv() => break,
             _ = interrupt.recv() => break,
@@ -309,12 +309,24 @@ async fn serve(
             }
         }
     }
+    // It exchanges everything at its end, or nothing.
+    reloading.inspect(tokio::task::JoinHandle::abort);
     handle.shutdown();
     tokio::select! {
         done = serving => ended(done?),
         _ = interrupt.recv() => {
             message!("afresh: pending requests were aborted");
             Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn report_reload(done: anyhow::Result<()>) {
+    match done {
+        Ok(()) => message!("Reloaded the guests, templates, keys, budgets and certificate"),
+        Err(error) => {
+            let why = crate::describe(&error);
+            message!("afresh: cannot reload, the previous configuration stays in effect: {why}");
         }
     }
 }

@@ -127,6 +127,41 @@ fn a_reload_of_a_faulty_file_is_counted_and_recorded_in_the_new_audit_log() {
 }
 
 #[test]
+fn a_server_ends_on_request_during_a_reload() {
+    let dir = tempfile::tempdir().unwrap();
+    parrot(dir.path(), "one.wasm", "the first");
+    let endless = r#"(module (func (export "warm") (loop (br 0))))"#;
+    std::fs::write(dir.path().join("two.wasm"), wat::parse_str(endless).unwrap()).unwrap();
+    let (file, log) = (dir.path().join("serve.toml"), dir.path().join("audit.log"));
+    let config = "audit = \"audit.log\"\n[[guest]]\nguest = \"one.wasm\"\n";
+    std::fs::write(&file, config).unwrap();
+    let mut serving = RunningServer::begin(&["--config", file.to_str().unwrap()]);
+    std::fs::rename(&log, dir.path().join("audit.log.1")).unwrap();
+    let second = "[[guest]]\nguest = \"two.wasm\"\nroute = \"/two\"\nwarm = [\"warm\"]\n";
+    std::fs::write(&file, format!("{config}{second}timeout = \"1h\"\n")).unwrap();
+    serving.signal(Signal::HUP);
+    let begun = Instant::now();
+    // A reload begins with it.
+    while !log.exists() {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the reload never began");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(serving.ask("/").ends_with("\r\n\r\nthe first"));
+    // A second one waits for the first.
+    serving.signal(Signal::HUP);
+    serving.signal(Signal::TERM);
+    let begun = Instant::now();
+    let ended = loop {
+        if let Some(ended) = serving.child.try_wait().unwrap() {
+            break ended;
+        }
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the server waits for the reload");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(ended.success());
+}
+
+#[test]
 fn guests_of_the_command_line_have_routes_and_wrong_usage_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     parrot(dir.path(), "one.wasm", "one");
