@@ -46,6 +46,15 @@ fn calls(client: &mut Sandboxes, sandbox: &serde_json::Value) -> anyhow::Result<
     Ok(times)
 }
 
+/// Ends the flood, also where the measured calls panic.
+struct FloodEnd<'a>(&'a AtomicBool);
+
+impl Drop for FloodEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `work` while the other tenant calls without a pause, and returns the calls of that one too.
 fn beside_a_flood<R>(
     server: &Server,
@@ -66,6 +75,7 @@ fn beside_a_flood<R>(
                 Ok(())
             })
         });
+        let end = FloodEnd(&ends);
         let flood: Vec<_> = flood.collect();
         let is_over = || flood.iter().any(|client| client.is_finished());
         while done.load(Ordering::Relaxed) < FLOOD && !is_over() {
@@ -74,7 +84,7 @@ fn beside_a_flood<R>(
         let before = done.load(Ordering::Relaxed);
         let result = work();
         let flooded = done.load(Ordering::Relaxed) - before;
-        ends.store(true, Ordering::Relaxed);
+        drop(end);
         for client in flood {
             match client.join() {
                 Ok(ended) => ended?,
