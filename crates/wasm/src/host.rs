@@ -180,6 +180,8 @@ pub struct Host {
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     generation: u64,
+    /// Calls of the allocator that are under way, each on its own stack.
+    handing_over: u32,
     /// Ticks left to a call that yields after each; `None` for other calls.
     turns: Option<u64>,
     data: Option<Box<dyn Any + Send>>,
@@ -223,6 +225,7 @@ impl Host {
             stdout: None,
             stderr: None,
             generation: 0,
+            handing_over: 0,
             turns: None,
             data: None,
             state: None,
@@ -239,6 +242,7 @@ impl Host {
     /// Drops all state of the last call.
     #[inline]
     pub(crate) fn clear(&mut self) {
+        self.handing_over = 0;
         if !matches!(self.context, Context::None) {
             self.context = Context::None;
             self.stdout = None;

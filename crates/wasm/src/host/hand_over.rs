@@ -9,17 +9,24 @@ use wasmtime::{AsContextMut, Caller, Extern};
 use crate::engine::call_path::{CallPath, now};
 use crate::host::Host;
 
+/// Maximum calls of the allocator of a guest, one within another, that each have their own stack.
+/// Without a limit, an allocator that calls a host function which hands bytes over would map stacks
+/// until the process has no mapping left.
+const MAX_NESTED: u32 = 16;
+
 /// Passes bytes to the guest from one of its host functions. The guest's own allocator
 /// ([`BytesEntry`](crate::BytesEntry) names it) provides the memory, and the guest owns the bytes
 /// from then on. Returns `None` when the guest has no room, or when its allocator returns an
 /// address outside its memory.
 ///
 /// The allocator runs within the call's limits. Where calls run on a separate stack, it runs on one
-/// as well, so it has a full stack even when the guest is deep in its own. In a guest that is
-/// [asynchronous](crate::GuestOptions::asynchronous) use [`hand_over_async`].
+/// as well, so it has a full stack even when the guest is deep in its own. At most 16 such calls may
+/// be one within another. In a guest that is [asynchronous](crate::GuestOptions::asynchronous) use
+/// [`hand_over_async`].
 ///
 /// # Errors
-/// The failure of the allocator, or its absence. The host function has to end with it.
+/// The failure of the allocator, its absence, or too many of its calls one within another. The host
+/// function has to end with it.
 pub fn hand_over(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<Option<u32>> {
     match caller.data().call_path() {
         CallPath::Direct => {
@@ -43,8 +50,17 @@ pub async fn hand_over_async(
     bytes: &[u8],
 ) -> wasmtime::Result<Option<u32>> {
     let func = allocator(caller)?.typed::<i32, i32>(&*caller)?;
-    let address = func.call_async(caller.as_context_mut(), length(bytes)?).await?;
-    place(caller, address, bytes)
+    let length = length(bytes)?;
+    let nested = caller.data().handing_over;
+    if nested >= MAX_NESTED {
+        return Err(wasmtime::Error::msg(format!(
+            "the guest's allocator calls host functions that pass bytes to it, more than {MAX_NESTED} deep"
+        )));
+    }
+    caller.data_mut().handing_over = nested + 1;
+    let address = func.call_async(caller.as_context_mut(), length).await;
+    caller.data_mut().handing_over = nested;
+    place(caller, address?, bytes)
 }
 
 fn length(bytes: &[u8]) -> wasmtime::Result<i32> {

@@ -223,11 +223,10 @@ fn link_poll(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
                         return Ok(answer);
                     }
                     match poll::clocks(&mut caller, asked, count)? {
-                        Some(clocks) => {
-                            clocks.wait_async(caller.data_mut()).await?;
+                        Some(clocks) if !clocks.wait_async(caller.data_mut()).await? => {
                             clocks.report(&mut caller, answers, to)
                         }
-                        None => streams::poll_oneoff(&mut caller, asked, answers, count, to).await,
+                        _ => streams::poll_oneoff(&mut caller, asked, answers, count, to).await,
                     }
                 })
             },
@@ -241,11 +240,10 @@ fn link_poll(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
                     return Ok(answer);
                 }
                 match poll::clocks(&mut caller, asked, count)? {
-                    Some(clocks) => {
-                        clocks.wait(caller.data_mut())?;
+                    Some(clocks) if !clocks.wait(caller.data_mut())? => {
                         clocks.report(&mut caller, answers, to)
                     }
-                    None => block(streams::poll_oneoff(&mut caller, asked, answers, count, to)),
+                    _ => block(streams::poll_oneoff(&mut caller, asked, answers, count, to)),
                 }
             },
         )?;
@@ -302,7 +300,10 @@ mod ours {
 
 /// Functions of standard streams and clocks.
 mod streams {
-    use super::{Bytes, COPIED, Caller, GuestMemory, Host, memory, standard, theirs};
+    use std::time::Duration;
+
+    use super::{Bytes, COPIED, Caller, GuestMemory, Host, errno, memory, standard, theirs};
+    use crate::host::wait;
     use wasmtime_wasi::p1::WasiP1Ctx;
     use wasmtime_wasi::p1::wasi_snapshot_preview1::WasiSnapshotPreview1 as _;
 
@@ -318,6 +319,12 @@ mod streams {
         Ok((context, GuestMemory::Unshared(bytes)))
     }
 
+    /// Whether a call has more buffers than one may have. To look at as many as a memory of 4 GiB
+    /// has room for takes longer than a time limit.
+    fn has_too_many_parts(count: i32) -> bool {
+        count as u32 > memory::PARTS
+    }
+
     pub(super) async fn fd_read(
         caller: &mut Caller<'_, Host>,
         fd: i32,
@@ -325,7 +332,13 @@ mod streams {
         count: i32,
         to: i32,
     ) -> wasmtime::Result<i32> {
+        if has_too_many_parts(count) {
+            return Ok(i32::from(errno::EINVAL));
+        }
         let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
+        if stream == 0 {
+            wait::for_input(caller.data_mut(), Duration::MAX).await?;
+        }
         let (context, mut memory) = lend(caller)?;
         theirs::fd_read(context, &mut memory, stream, parts, count, to).await
     }
@@ -337,6 +350,9 @@ mod streams {
         count: i32,
         to: i32,
     ) -> wasmtime::Result<i32> {
+        if has_too_many_parts(count) {
+            return Ok(i32::from(errno::EINVAL));
+        }
         let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
         let (bytes, host) = memory::of(caller)?.data_and_store_mut(&mut *caller);
         // It writes the bytes as it reads them.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use afresh_files::{HostHandle, Refused};
 use bytes::Bytes;
 use wasmtime::component::{Linker, Resource};
+use wasmtime_wasi::cli::StdinStream as _;
 use wasmtime_wasi::p2::bindings::io::{poll, streams};
 use wasmtime_wasi::p2::{
     DynInputStream, DynOutputStream, DynPollable, Pollable, StreamError, StreamResult,
@@ -83,6 +84,34 @@ impl Wait {
     fn next_slice(&self, time: Duration) -> Option<Duration> {
         let left = time.saturating_sub(self.started.elapsed());
         (!left.is_zero()).then_some(left.min(SLICE))
+    }
+}
+
+impl Host {
+    /// Whether its standard input is that of this process, which may keep it waiting.
+    pub(crate) fn inherits_stdin(&self) -> bool {
+        let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi);
+        wasi.stdin.is_empty() && wasi.inherit_stdin
+    }
+}
+
+/// Waits until standard input has bytes, an error or its end, at most for `time`. Returns whether
+/// it has. Only that of this process can be empty.
+pub(crate) async fn for_input(host: &mut Host, time: Duration) -> wasmtime::Result<bool> {
+    if !host.inherits_stdin() {
+        return Ok(true);
+    }
+    // All such streams are one, and none loses bytes when it is dropped.
+    let (wait, mut input) = (Wait::begin(), wasmtime_wasi::cli::stdin().p2_stream());
+    loop {
+        let slice = wait.next_slice(time).unwrap_or_default();
+        if tokio::time::timeout(slice, input.ready()).await.is_ok() {
+            return Ok(true);
+        }
+        if wait.next_slice(time).is_none() {
+            return Ok(false);
+        }
+        wait.check(host)?;
     }
 }
 

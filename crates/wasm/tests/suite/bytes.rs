@@ -58,6 +58,34 @@ fn warm(engine: &Engine, options: GuestOptions, warm_up: WarmUp) -> Warm {
     Guest::with_options(engine, &wasm, options).unwrap().warm(warm_up).unwrap()
 }
 
+/// Its allocator calls `say`, which calls the allocator, as often as `nest` says.
+const NESTING_GUEST: &str = r#"(module
+    (import "host" "say" (func $say (param i32 i32) (result i32)))
+    (memory (export "memory") 1)
+    (global $left (mut i32) (i32.const 0))
+    (func (export "afresh_alloc") (param i32) (result i32)
+        (global.set $left (i32.sub (global.get $left) (i32.const 1)))
+        (if (global.get $left) (then (drop (call $say (i32.const 0) (i32.const 0)))))
+        (i32.const 1024))
+    (func (export "nest") (param $calls i32) (result i32)
+        (global.set $left (local.get $calls))
+        (call $say (i32.const 0) (i32.const 0))))"#;
+
+#[test]
+fn an_allocator_that_calls_itself_by_the_host_takes_a_bounded_number_of_stacks() {
+    let wasm = wat::parse_str(NESTING_GUEST).unwrap();
+    let guest = Guest::with_options(&engine(DEEP), &wasm, options()).unwrap();
+    let warm = guest.warm(WarmUp::new()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(
+            warm.lease().unwrap().call("nest", &[Val::I32(16)]).unwrap()[0].i32(),
+            Some(1024)
+        );
+        let error = warm.lease().unwrap().call("nest", &[Val::I32(17)]).unwrap_err();
+        assert!(format!("{error:?}").contains("more than 16 deep"), "{error:?}");
+    }
+}
+
 const DEFAULT_LIMIT: usize = 512 << 10;
 const DEEP: usize = 8 << 20;
 

@@ -1,6 +1,8 @@
 //! Waits in WASI end with the limits for a call, in modules and components. Without a limit they
 //! last for the requested time.
 
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use afresh_wasm::afresh_files::{Budget, Tree};
@@ -125,6 +127,86 @@ fn a_blocked_component_ends_with_its_limits() {
         }
         let mut lease = warm.lease().unwrap();
         lease.call("nap", &[Val::U64(1000)]).unwrap();
+    }
+}
+
+/// `read` reads standard input, and `nap` polls it and a clock.
+const INPUT: &str = r#"(module
+    (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
+    (memory (export "memory") 1)
+    (func (export "read") (param i64) (result i64)
+        (i64.store (i32.const 0) (i64.const 0x100000400))
+        (if (call $read (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 512)) (then unreachable))
+        (i64.or (i64.shl (i64.load32_u (i32.const 512)) (i64.const 32)) (i64.load8_u (i32.const 1024))))
+    (func (export "nap") (param $nanoseconds i64) (result i64)
+        (i64.store (i32.const 0) (i64.const 41))
+        (i32.store8 (i32.const 8) (i32.const 1))
+        (i32.store (i32.const 16) (i32.const 0))
+        (i64.store (i32.const 48) (i64.const 42))
+        (i32.store (i32.const 64) (i32.const 1))
+        (i64.store (i32.const 72) (local.get $nanoseconds))
+        (if (call $poll (i32.const 0) (i32.const 128) (i32.const 2) (i32.const 256)) (then unreachable))
+        (i64.or (i64.shl (i64.load32_u (i32.const 256)) (i64.const 32)) (i64.load (i32.const 128)))))"#;
+
+#[test]
+fn a_wait_for_the_input_of_the_process_ends_with_its_limits() {
+    let name = "wait::a_wait_for_the_input_of_the_process_ends_with_its_limits";
+    afresh_sys::run_isolated(name, || {
+        let (empty, mut writer) = std::io::pipe().unwrap();
+        // SAFETY: no test but this one is in the process, and it keeps the descriptor.
+        assert_eq!(unsafe { libc::dup2(empty.as_raw_fd(), 0) }, 0);
+        let module = wat::parse_str(INPUT).unwrap();
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let warm = |options: GuestOptions| {
+            let wasi = Wasi { inherit_stdin: true, ..Wasi::default() };
+            let options = GuestOptions { wasi, ..options };
+            let guest = Guest::with_options(&engine, &module, options).unwrap();
+            guest.warm(WarmUp::new()).unwrap()
+        };
+        for (options, by_time) in limited() {
+            let warm = warm(options);
+            for function in ["read", "nap"] {
+                let mut lease = warm.lease().unwrap();
+                let error =
+                    lease.call(function, &[Val::I64(LONG_WAIT)]).expect_err("a limit ends it");
+                assert_limited(&error, by_time);
+            }
+        }
+        let warm = warm(GuestOptions::default());
+        let call = |function, time| {
+            let answer = warm.lease().unwrap().call(function, &[Val::I64(time)]).unwrap();
+            answer[0].unwrap_i64()
+        };
+        assert_eq!(call("nap", SHORT_WAIT), 1 << 32 | 42, "the clock expires first");
+        writer.write_all(b"x").unwrap();
+        assert_eq!(call("nap", LONG_WAIT), 1 << 32 | 41, "input comes first");
+        assert_eq!(call("read", 0), 1 << 32 | i64::from(b'x'));
+    });
+}
+
+/// Lists more buffers than a call may have, all empty.
+const MANY_BUFFERS: &str = r#"(module
+    (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+    (memory (export "memory") 1)
+    (func (export "read") (param $count i32) (result i32)
+        (call $read (i32.const 0) (i32.const 0) (local.get $count) (i32.const 0)))
+    (func (export "write") (param $count i32) (result i32)
+        (call $write (i32.const 1) (i32.const 0) (local.get $count) (i32.const 0))))"#;
+
+#[test]
+fn a_call_on_a_standard_stream_takes_no_more_buffers_than_one_on_a_file() {
+    const EINVAL: i32 = 28;
+    let module = wat::parse_str(MANY_BUFFERS).unwrap();
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let guest = Guest::with_options(&engine, &module, GuestOptions::default()).unwrap();
+    let warm = guest.warm(WarmUp::new()).unwrap();
+    for (count, expected) in [(1024, 0), (1025, EINVAL), (-1, EINVAL)] {
+        for function in ["read", "write"] {
+            let answer = warm.lease().unwrap().call(function, &[Val::I32(count)]).unwrap();
+            assert_eq!(answer[0].unwrap_i32(), expected, "{function} with {count}");
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::host::memories::HostMemories;
 /// Bytes of a path.
 const PATH: usize = 4096;
 /// Buffers of one call.
-const PARTS: u32 = 1024;
+pub(super) const PARTS: u32 = 1024;
 
 /// How a call fails: with a number, or for good.
 pub(super) enum Fail {

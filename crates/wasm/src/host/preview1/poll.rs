@@ -1,7 +1,8 @@
-//! `poll_oneoff` of clocks alone, which is how programs sleep.
+//! `poll_oneoff` of clocks, which is how programs sleep, and of the standard input of this process.
 //!
 //! Promises: the wait ends with the limits of the call. Polls of anything else are left to the
-//! caller. May break it: a layout of subscriptions other than that of `wasi_snapshot_preview1`.
+//! caller, and do not wait. May break it: a layout of subscriptions other than that of
+//! `wasi_snapshot_preview1`.
 
 use std::time::Duration;
 
@@ -12,23 +13,27 @@ use wiggle::GuestMemory;
 
 use super::calls::POLLED;
 use super::memory::{self, Bytes, Fail};
+use crate::engine::call_path::block;
 use crate::host::Host;
-use crate::host::wait::Wait;
+use crate::host::wait::{Wait, for_input};
 
 /// Bytes of a subscription.
 const SUBSCRIPTION: i32 = 48;
 /// Bytes of an event.
 const EVENT: usize = 32;
 
-/// A poll of clocks.
+/// A poll of clocks, and perhaps of standard input.
 pub(super) struct Clocks {
     /// Time until the first expires.
     first: Duration,
     /// User data of the subscriptions that expire then.
     expired: Vec<[u8; 8]>,
+    /// Whether the standard input of this process is polled as well.
+    input: bool,
 }
 
-/// Reads a poll of clocks; `None` where something else is polled, or the poll is invalid.
+/// Reads a poll of clocks and standard input; `None` where something else is polled, or the poll is
+/// invalid.
 pub(super) fn clocks(
     caller: &mut Caller<'_, Host>,
     subscriptions: i32,
@@ -40,7 +45,7 @@ pub(super) fn clocks(
     }
     let memory = memory::of(caller)?;
     let (bytes, host) = memory.data_and_store_mut(caller);
-    let mut clocks = Clocks { first: Duration::MAX, expired: Vec::new() };
+    let mut clocks = Clocks { first: Duration::MAX, expired: Vec::new(), input: false };
     let bytes = Bytes::new(bytes, host);
     for index in 0..count as i32 {
         let at = subscriptions.wrapping_add(index * SUBSCRIPTION);
@@ -49,6 +54,10 @@ pub(super) fn clocks(
             Err(Fail::Trap(error)) => return Err(error),
             Err(Fail::Errno(_)) => return Ok(None),
         };
+        if host.inherits_stdin() && is_input(&one) {
+            clocks.input = true;
+            continue;
+        }
         let Some(left) = time_left(host, &one)? else { return Ok(None) };
         if left < clocks.first {
             clocks.first = left;
@@ -65,6 +74,12 @@ fn word(subscription: &[u8; SUBSCRIPTION as usize], at: usize) -> [u8; 8] {
     let mut word = [0; 8];
     word.copy_from_slice(&subscription[at..at + 8]);
     word
+}
+
+/// Whether a subscription is of bytes from standard input. Other numbers of a stream are ready.
+fn is_input(subscription: &[u8; SUBSCRIPTION as usize]) -> bool {
+    const READ: u8 = 1;
+    subscription[8] == READ && subscription[16..20] == [0; 4]
 }
 
 /// Time until a subscription of a clock expires; `None` for any other.
@@ -90,12 +105,20 @@ fn time_left(
 }
 
 impl Clocks {
-    pub(super) fn wait(&self, host: &mut Host) -> wasmtime::Result<()> {
-        Wait::begin().sleep(host, self.first)
+    /// Waits for the first clock, and returns whether standard input is ready before.
+    pub(super) fn wait(&self, host: &mut Host) -> wasmtime::Result<bool> {
+        match self.input {
+            true => block(self.wait_async(host)),
+            false => Wait::begin().sleep(host, self.first).map(|()| false),
+        }
     }
 
-    pub(super) async fn wait_async(&self, host: &mut Host) -> wasmtime::Result<()> {
-        Wait::begin().sleep_async(host, self.first).await
+    /// As [`Clocks::wait`], without blocking the thread.
+    pub(super) async fn wait_async(&self, host: &mut Host) -> wasmtime::Result<bool> {
+        match self.input {
+            true => for_input(host, self.first).await,
+            false => Wait::begin().sleep_async(host, self.first).await.map(|()| false),
+        }
     }
 
     /// Writes the events of the clocks that expired.
