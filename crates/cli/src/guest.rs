@@ -49,8 +49,8 @@ pub(crate) struct OpenArguments {
     /// `serve`, 60 s in `mcp`, else 10 s for Linux programs and no limit for others].
     #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     pub(crate) timeout: Option<u64>,
-    /// Maximum size of a Wasm memory, the size of a micro-VM's memory, or the maximum that a Linux
-    /// program maps, in MiB, or with a unit, as `2GiB`.
+    /// Maximum size of a Wasm guest's memories and tables together, the size of a micro-VM's
+    /// memory, or the maximum that a Linux program maps, in MiB, or with a unit, as `2GiB`.
     #[arg(long, value_name = "MIB", value_parser = units::mebibytes)]
     pub(crate) memory: Option<u64>,
     /// Directory that caches compiled guests between runs.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh::wasm::wasmtime::{self, ResourceLimiter};
+use afresh::wasm::wasmtime;
 use afresh::wasm::{GuestOptions, Limiter, Watch};
 use afresh_interpreter::{
     Commands, DisplayedResults, HostCallbacks, Stream, imports, listener, state,
@@ -275,21 +275,6 @@ fn ended() -> wasmtime::Error {
     wasmtime::Error::msg("the call reached a limit while it waited for its host")
 }
 
-impl ResourceLimiter for CallState {
-    fn memory_growing(
-        &mut self,
-        _: usize,
-        desired: usize,
-        _: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        Ok(self.memory.is_none_or(|most| desired <= most))
-    }
-
-    fn table_growing(&mut self, _: usize, _: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(true)
-    }
-}
-
 impl HostCallbacks for CallState {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         self.keep(stream, bytes)
@@ -340,7 +325,7 @@ pub(crate) fn guest_options(warm_up: &Stop) -> GuestOptions {
     GuestOptions {
         imports: imports::<CallState>(),
         state: state(move || CallState { stops: vec![warm_up.clone()], ..CallState::default() }),
-        limiter: Limiter::new(|host| listener::<CallState>(host)),
+        limiter: Limiter::of_total(|host| listener::<CallState>(host).memory),
         watch: Watch::new(|host| listener::<CallState>(host).proceeds()),
         ..GuestOptions::default()
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh::wasm::wasmtime::{self, ResourceLimiter};
+use afresh::wasm::wasmtime;
 use afresh::wasm::{Limiter, Watch};
 use afresh_interpreter::{
     Commands, DisplayedResults, HostCallbacks, Stream, imports, listener, state,
@@ -371,21 +371,6 @@ impl CallState {
     }
 }
 
-impl ResourceLimiter for CallState {
-    fn memory_growing(
-        &mut self,
-        _: usize,
-        desired: usize,
-        _: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        Ok(self.memory.is_none_or(|most| desired <= most))
-    }
-
-    fn table_growing(&mut self, _: usize, _: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(true)
-    }
-}
-
 impl CallState {
     /// The error that ends the call; its reason is kept.
     fn ended(&mut self, cut: CutCause) -> wasmtime::Error {
@@ -452,7 +437,7 @@ pub(crate) fn guest_options(stop: Stop) -> afresh::wasm::GuestOptions {
             stops: [stop.clone(), Stop::default()],
             ..CallState::default()
         }),
-        limiter: Limiter::new(|host| listener::<CallState>(host)),
+        limiter: Limiter::of_total(|host| listener::<CallState>(host).memory),
         watch: Watch::new(|host| listener::<CallState>(host).proceeds()),
         ..afresh::wasm::GuestOptions::default()
     }

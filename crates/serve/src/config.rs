@@ -107,7 +107,7 @@ pub struct GuestConfig {
     pub content_type: String,
     /// Time limit of one request once it has been read: for waiting, and for the guest.
     pub timeout: Duration,
-    /// Maximum bytes of a memory of one instance.
+    /// Maximum bytes of the memories and tables of one instance together.
     pub memory: u64,
     /// Maximum bytes of a request body.
     pub max_body: usize,

@@ -157,7 +157,8 @@ pub struct GuestOptions {
     pub timeout: Option<Duration>,
     /// Maximum fuel of one call; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,
-    /// Maximum bytes of one of its memories.
+    /// Maximum bytes of its memories and tables together. An element of a table counts as 16 bytes.
+    /// Its heap of collected objects has the same limit alone.
     pub memory_limit: usize,
     /// The exports that calls will name; state that only others can change need not be restored. A
     /// call of another is refused, in either mode; the warm-up may call any.

@@ -173,6 +173,10 @@ pub struct Host {
     void: ResourceTable,
     /// Those that the guest runs on, which stay with the store.
     memories: HostMemories,
+    /// Whether the instance over them is being made.
+    instantiating: bool,
+    /// Bytes of all tables in the store, which never shrink.
+    table_bytes: usize,
     /// The files that this store starts from, of a session or of a lease with its own files.
     start: Option<Files>,
     /// Its files, once used.
@@ -220,6 +224,8 @@ impl Host {
             table: None,
             void: ResourceTable::default(),
             memories: HostMemories::default(),
+            instantiating: false,
+            table_bytes: 0,
             start: None,
             live: None,
             stdout: None,
@@ -333,17 +339,6 @@ impl Host {
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.until
-    }
-
-    /// Maximum bytes of each guest memory.
-    pub(crate) fn memory_limit(&self) -> usize {
-        self.parts.memory_limit
-    }
-
-    /// Sets the maximum bytes of each guest memory in the next call.
-    #[inline]
-    pub(crate) fn set_memory_limit(&mut self, bytes: usize) {
-        self.parts.memory_limit = bytes;
     }
 
     /// Sets the time limit of the next call, for a limit that expires after some ticks of the

@@ -71,7 +71,7 @@ impl CallOptions {
     }
 
     /// Maximum memory of the guest in the call, more or less than that of its guest: the size of
-    /// each memory and table of a Wasm guest, and the memory that the processes of a Linux program
+    /// all memories and tables of a Wasm guest, and the memory that the processes of a Linux program
     /// map together. Memory that is larger already stays, and growth beyond the limit fails as
     /// where memory runs out. A Wasm guest must have been opened with
     /// [`Options::memory`](crate::Options::memory). A micro-VM refuses this option.

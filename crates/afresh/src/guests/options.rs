@@ -38,8 +38,8 @@ impl Options {
         self
     }
 
-    /// Maximum bytes of one memory of a Wasm guest; for a micro-VM, its memory, 64 MiB if not set;
-    /// for a Linux program, its mappings, 1 GiB if not set.
+    /// Maximum bytes of the memories and tables of a Wasm guest together; for a micro-VM, its
+    /// memory, 64 MiB if not set; for a Linux program, its mappings, 1 GiB if not set.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.guest.memory = Some(bytes);
         self

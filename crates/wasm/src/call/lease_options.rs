@@ -39,7 +39,7 @@ impl CallOptions {
         self
     }
 
-    /// Maximum bytes to which each memory and table grows in the call, in place of
+    /// Maximum bytes to which memories and tables grow together in the call, in place of
     /// [`crate::GuestOptions::memory_limit`], which the guest must have. Memory that is larger
     /// already stays.
     pub fn memory(mut self, bytes: usize) -> Self {

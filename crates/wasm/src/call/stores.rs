@@ -275,7 +275,7 @@ pub(crate) struct CallLimits {
     /// The timeout in ticks of the epoch.
     ticks: u64,
     pub(crate) fuel: Option<u64>,
-    /// Maximum bytes of a memory; `None` leaves the limit as it is.
+    /// Maximum bytes of memories and tables; `None` leaves the limit as it is.
     memory: Option<usize>,
     /// Maximum CPU time of a call that is watched.
     pub(crate) cpu_time: Option<Duration>,

@@ -201,6 +201,7 @@ impl<'a> ComponentLease<'a> {
         let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
             .await
             .map_err(|error| start_error(error, limits))?;
+        store.data_mut().end_instantiation();
         warm.stores.unlimit(&mut store);
         check_loss(&memories.memories)?;
         let mut lease = Self {

@@ -54,6 +54,7 @@ pub(crate) async fn warm(
         .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &policy))
         .collect::<Result<Vec<_>, _>>()?;
     let mut store = stores.make()?;
+    store.data_mut().set_memories(&memories);
     // Its start functions are the guest's.
     let limits = stores.limits.of_warm_up();
     limits.apply(&mut store);
@@ -61,6 +62,7 @@ pub(crate) async fn warm(
     let instance = with_memories(&memories, MemoryOwner::Component, instantiate)
         .await
         .map_err(|error| start_error(error, limits))?;
+    store.data_mut().end_instantiation();
     for (name, arguments) in &warm_up.calls {
         let failed = |error| WarmError::Call { name: name.clone(), error };
         let mut cut_short = false;
@@ -176,6 +178,7 @@ const TAKER: &str = "taker";
 fn no_handles(engine: &Engine, stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError> {
     let most_taken = if engine.inner.config.has_p3() { 2 } else { 1 };
     stores.unlimit(&mut *store);
+    store.data_mut().set_memory_limit(usize::MAX);
     let taker = Component::new(store.engine(), taker()).map_err(WarmError::Instantiate)?;
     let linker: Linker<Host> = Linker::new(store.engine());
     let taker = linker

@@ -9,9 +9,15 @@ use crate::host::Host;
 use crate::host::memories::{HostMemories, usable};
 
 impl Host {
-    /// Sets the memories that the guest is about to run on.
+    /// Sets the memories that an instance is made over next.
     pub(crate) fn set_memories(&mut self, memories: &[Arc<GuestMemory>]) {
         self.memories = HostMemories::new(memories);
+        self.instantiating = true;
+    }
+
+    /// Ends the instantiation over the memories.
+    pub(crate) fn end_instantiation(&mut self) {
+        self.instantiating = false;
     }
 
     pub(crate) fn memories(&self) -> HostMemories {

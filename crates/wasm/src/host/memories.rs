@@ -30,6 +30,16 @@ impl HostMemories {
         Self { all: memories.into(), losses }
     }
 
+    /// Their bytes together.
+    pub(super) fn bytes(&self) -> usize {
+        self.all.iter().map(|memory| memory.bytes()).fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of the largest.
+    pub(super) fn largest(&self) -> usize {
+        self.all.iter().map(|memory| memory.bytes()).max().unwrap_or(0)
+    }
+
     /// Whether one of them has lost a page.
     #[inline]
     pub(super) fn have_lost(&self) -> bool {

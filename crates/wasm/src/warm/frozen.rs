@@ -330,14 +330,14 @@ impl FrozenState {
         let states = self.nested.iter().flatten().flatten().chain([&self.state]);
         let tables =
             states.flat_map(|state| state.tables.values()).map(|table| table_bytes(table.len()));
-        match memories.chain(tables).find(|bytes| *bytes > memory_limit) {
-            Some(bytes) => Err(ThawError::State(format!(
-                "a memory or table of the snapshot takes {bytes} bytes, and `memory_limit` allows {}: raise the limit, or \
-                 take a smaller snapshot",
-                memory_limit
-            ))),
-            None => Ok(()),
+        let bytes = memories.chain(tables).fold(0, usize::saturating_add);
+        if bytes > memory_limit {
+            return Err(ThawError::State(format!(
+                "memories and tables of the snapshot take {bytes} bytes, and `memory_limit` allows {memory_limit}: raise \
+                 the limit, or take a smaller snapshot"
+            )));
         }
+        Ok(())
     }
 }
 

@@ -117,7 +117,9 @@ impl Blueprint {
     ) -> wasmtime::Result<Instance> {
         store.data_mut().set_memories(memories);
         let instantiate = self.stores.way.instantiate(&self.pre, store);
-        with_memories(memories, MemoryOwner::Module, instantiate).await
+        let instance = with_memories(memories, MemoryOwner::Module, instantiate).await;
+        store.data_mut().end_instantiation();
+        instance
     }
 }
 
@@ -148,6 +150,8 @@ impl ResetState {
         let blueprint = &self.blueprint;
         let (made, stack) = stacks::record(|| {
             let mut store = blueprint.stores.make()?;
+            // The warm state was within the limit when it was made.
+            store.data_mut().set_memory_limit(usize::MAX);
             // Instantiation runs no code of a prepared module.
             let instance = now(blueprint.instantiate(&mut store, &memories))
                 .map_err(WarmError::Instantiate)?;
@@ -274,11 +278,15 @@ impl ResetInstance {
             .map_err(|_| broken("has no save function"))?;
         let stores = &of.blueprint.stores;
         stores.unlimit(&mut store);
+        // The copies that it makes of tables are no part of the guest.
+        store.data_mut().set_memory_limit(usize::MAX);
+        let table_bytes = store.data_mut().table_bytes();
         if stores.way.call_now(&save, &mut store, ()).map_err(WarmError::Instantiate)? != 0 {
             return Err(WarmError::State(
                 "a table of the warm guest is too large to keep a copy of".to_owned(),
             ));
         }
+        store.data_mut().set_table_bytes(table_bytes);
         let restore = if of.blueprint.restores {
             let restore = instance
                 .get_typed_func(&mut store, names::RESTORE)

@@ -19,6 +19,7 @@ mod large;
 mod linked;
 mod lost_pages;
 mod memory_layouts;
+mod memory_limit;
 mod nested;
 mod owned_leases;
 #[cfg(feature = "p3")]

@@ -303,7 +303,8 @@ fn timeouts_and_fuel_stop_a_call_and_leave_the_pool_whole() {
 fn a_memory_limit_makes_growth_fail_in_the_guest() {
     let options = GuestOptions {
         mode: Mode::Reset,
-        memory_limit: 4 << 16,
+        // Five pages, and the bytes of the table.
+        memory_limit: (5 << 16) + 1024,
         fuel: Some(1 << 40),
         ..GuestOptions::default()
     };
