@@ -163,6 +163,34 @@ fn directories_are_listed_in_parts_and_standard_streams_can_be_renumbered() {
 }
 
 #[test]
+fn a_file_has_only_the_rights_that_its_directory_passes_on() {
+    const READ: i64 = 1 << 1;
+    const WRITE: i64 = 1 << 6;
+    const CREATE: i64 = 1;
+    const DIRECTORY: i64 = 2;
+    const ENOTCAPABLE: i32 = 76;
+    let warm = warm(Mode::Reset);
+    let mut lease = warm.lease().unwrap();
+    let path = PATH as i64;
+    lease.write_memory(PATH, b"dir").unwrap();
+    assert_eq!(ask(&mut lease, "path_create_directory", &[3, path, 3]), 0);
+    let everything_but_write = 0x1fff_ffff & !WRITE;
+    let open = [3, 1, path, 3, DIRECTORY, everything_but_write, READ, 0, 8];
+    assert_eq!(ask(&mut lease, "path_open", &open), 0);
+    let dir = i64::from(number(&mut lease, 8));
+    lease.write_memory(PATH, b"new").unwrap();
+    let open = [dir, 1, path, 3, CREATE, READ | WRITE, 0x1fff_ffff, 0, 8];
+    assert_eq!(ask(&mut lease, "path_open", &open), 0);
+    let file = number(&mut lease, 8);
+    assert_ne!(write(&mut lease, file, b"bytes"), 0);
+    assert_eq!(read(&mut lease, file), b"");
+    assert_eq!(ask(&mut lease, "fd_fdstat_get", &[i64::from(file), 32]), 0);
+    assert_eq!(number(&mut lease, 40), READ as u32);
+    let open = [dir, 1, path, 3, CREATE, WRITE, 0, 0, 8];
+    assert_eq!(ask(&mut lease, "path_open", &open), ENOTCAPABLE);
+}
+
+#[test]
 fn a_session_takes_its_files_along() {
     // Also where each state is stored anew.
     for states in [States::new(), States::with_budget(1)] {

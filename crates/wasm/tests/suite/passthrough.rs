@@ -3,7 +3,7 @@
 use afresh_wasm::{Lease, Val};
 
 /// The functions that the guest exports as they are, with their parameters.
-const FUNCTIONS: [(&str, &str); 23] = [
+const FUNCTIONS: [(&str, &str); 24] = [
     ("fd_write", "i32 i32 i32 i32"),
     ("fd_read", "i32 i32 i32 i32"),
     ("fd_seek", "i32 i64 i32 i32"),
@@ -12,6 +12,7 @@ const FUNCTIONS: [(&str, &str); 23] = [
     ("fd_renumber", "i32 i32"),
     ("fd_sync", "i32"),
     ("fd_allocate", "i32 i64 i64"),
+    ("fd_fdstat_get", "i32 i32"),
     ("fd_fdstat_set_flags", "i32 i32"),
     ("fd_filestat_get", "i32 i32"),
     ("fd_prestat_get", "i32 i32"),

@@ -121,7 +121,12 @@ impl Call<'_> {
             if how & TRUNCATE != 0 && from.rights & rights::SET_SIZE == 0 {
                 return Err(errno::ENOTCAPABLE.into());
             }
-            let (wanted, inheriting) = (wanted as u64, inheriting as u64 & from.inheriting);
+            let start = directory(&files, fd)?;
+            let (asked, inheriting) = (wanted as u64, inheriting as u64 & from.inheriting);
+            let wanted = asked & from.inheriting;
+            if asked & rights::ACCESS != 0 && wanted & rights::ACCESS == 0 {
+                return Err(errno::ENOTCAPABLE.into());
+            }
             let has = |flag: i32| how & flag != 0;
             if has(CREATE) && has(ONLY_DIRECTORY) {
                 return Err(errno::EINVAL.into());
@@ -138,7 +143,7 @@ impl Call<'_> {
                 truncate: has(TRUNCATE),
                 directory: has(ONLY_DIRECTORY),
             };
-            let mut open = directory(&files, fd)?.open(&mut files.tree, &path, how)?;
+            let mut open = start.open(&mut files.tree, &path, how)?;
             let is_directory = open.is_directory(&files.tree)?;
             let flags = flags as u16;
             open.set_durability(durability(flags));

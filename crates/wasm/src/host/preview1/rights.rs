@@ -7,6 +7,8 @@ pub(crate) const WRITE: u64 = 1 << 6;
 pub(crate) const READDIR: u64 = 1 << 14;
 pub(crate) const SET_SIZE: u64 = 1 << 19;
 
+/// The rights that say whether a file is opened for reading or writing.
+pub(crate) const ACCESS: u64 = READ | READDIR | WRITE;
 /// Everything about directories.
 pub(crate) const DIRECTORY: u64 = {
     let paths = 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16 | 1 << 17;
