@@ -19,7 +19,7 @@ use wiggle::GuestMemory;
 use crate::engine::call_path::block;
 use crate::host::Host;
 use crate::host::files::{Descriptor, LiveFiles};
-use crate::host::wait::Wait;
+use crate::host::wait::{self, Wait};
 use memory::{Bytes, Fail};
 
 const WASI: &str = "wasi_snapshot_preview1";
@@ -189,7 +189,8 @@ fn link_sync(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
                         })?;
                         match host {
                             Some(host) => {
-                                let synced = crate::host::wait::sync(host, data).await;
+                                let store = caller.data_mut();
+                                let synced = wait::sync_within_limits(store, host, data).await?;
                                 memory::answer(synced.map_err(Fail::from))
                             }
                             None => Ok(answer),

@@ -47,11 +47,13 @@ impl Wait {
     /// the limits are checked once in each.
     pub(crate) fn check_in_time(&mut self, host: &mut Host) -> wasmtime::Result<()> {
         let slices = self.started.elapsed().as_nanos() / SLICE.as_nanos();
-        if std::mem::replace(&mut self.checked, slices) == slices {
-            Ok(())
-        } else {
-            self.check(host)
+        let checked = std::mem::replace(&mut self.checked, slices);
+        if checked == slices {
+            return Ok(());
         }
+        // Other tasks of the thread do not run, so the time is that of the call.
+        host.take_turns(u64::try_from(slices - checked).unwrap_or(u64::MAX))?;
+        self.check(host)
     }
 
     /// Ends the wait once the call has reached a limit.
@@ -88,6 +90,15 @@ impl Wait {
 }
 
 impl Host {
+    /// Takes the turns of host work that did not yield, and fails once the call has none left.
+    fn take_turns(&mut self, taken: u64) -> wasmtime::Result<()> {
+        self.turns = self.turns.map(|turns| turns.saturating_sub(taken));
+        match self.turns {
+            Some(0) => Err(wasmtime::Trap::Interrupt.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether its standard input is that of this process, which may keep it waiting.
     pub(crate) fn inherits_stdin(&self) -> bool {
         let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi);
@@ -115,12 +126,6 @@ pub(crate) async fn for_input(host: &mut Host, time: Duration) -> wasmtime::Resu
     }
 }
 
-/// Returns when bytes of a host file are on its disk, without blocking the thread.
-pub(crate) async fn sync(file: HostHandle, data: bool) -> Result<(), Refused> {
-    let synced = tokio::task::spawn_blocking(move || file.sync(data)).await;
-    synced.unwrap_or_else(|_| Err(Refused::Layer("the runtime is shutting down".to_owned())))
-}
-
 /// Awaits `$ready`, an expression that is evaluated anew for each slice. Its future must be
 /// cancel-safe, as [`Pollable::ready`] is. `$failed` wraps the error of a call that has reached a
 /// limit.
@@ -134,6 +139,22 @@ macro_rules! sliced {
             wait.check($host).map_err($failed)?;
         }
     }};
+}
+
+/// Returns when bytes of a host file are on its disk, without blocking the thread.
+pub(crate) async fn sync(file: HostHandle, data: bool) -> Result<(), Refused> {
+    let synced = tokio::task::spawn_blocking(move || file.sync(data)).await;
+    synced.unwrap_or_else(|_| Err(Refused::Layer("the runtime is shutting down".to_owned())))
+}
+
+/// As [`sync`], and ends with the limits of the call. The host then continues to write the bytes.
+pub(crate) async fn sync_within_limits(
+    host: &mut Host,
+    file: HostHandle,
+    data: bool,
+) -> wasmtime::Result<Result<(), Refused>> {
+    let mut work = std::pin::pin!(sync(file, data));
+    Ok(sliced!(host, std::convert::identity, work.as_mut()))
 }
 
 async fn block(host: &mut Host, pollable: Resource<DynPollable>) -> wasmtime::Result<()> {

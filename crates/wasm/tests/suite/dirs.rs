@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use afresh_wasm::wasmtime::component::Val as ComponentVal;
 use afresh_wasm::{
@@ -367,6 +368,35 @@ fn a_long_read_ends_with_the_limits_of_the_call() {
     stop.store(true, Ordering::Relaxed);
     let ended = lease.call("fd_read", &[file, 65_536, 1024, 24].map(Val::I32));
     assert!(matches!(ended, Err(CallError::Stopped)), "{ended:?}");
+}
+
+#[test]
+fn a_long_read_of_a_call_that_gives_way_ends_with_its_time_limit() {
+    let place = GrantedDirs::new();
+    fs::File::create(place.path("one/hole")).unwrap().set_len(4 << 30).unwrap();
+    let timeout = Some(Duration::from_millis(200));
+    let options = GuestOptions { asynchronous: true, gives_way: true, ..place.options(true) };
+    let options = GuestOptions { timeout, ..options };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let module = passthrough::module(64, "");
+        let guest = Guest::with_options(&engine(), &module, options).unwrap();
+        let warm = guest.warm_async(WarmUp::new()).await.unwrap();
+        let mut lease = warm.lease_async(&LeaseOptions::default()).await.unwrap();
+        let [path, len] = text(&mut lease, PATH, "hole").map(|number| Val::I32(number as i32));
+        let [dir, follow, none, to] = [3, 1, 0, 8].map(Val::I32);
+        let rights = Val::I64(1 << 1);
+        let open = [dir, follow, path, len, none, rights, rights, none, to];
+        let answer = lease.call_async("path_open", &open).await.unwrap();
+        assert_eq!(answer[0].unwrap_i32(), 0);
+        let file = number(&mut lease, 8) as i32;
+        let parts: Vec<u8> =
+            (0..1024).flat_map(|_| [131_072_u32, 3 << 20]).flat_map(u32::to_le_bytes).collect();
+        lease.write_memory(65_536, &parts).unwrap();
+        let read = [file, 65_536, 1024, 24].map(Val::I32);
+        let ended = lease.call_async("fd_read", &read).await;
+        assert!(matches!(ended, Err(CallError::Timeout(_))), "{ended:?}");
+    });
 }
 
 /// Where the guest of this crate's tests is built.
