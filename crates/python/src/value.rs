@@ -52,14 +52,18 @@ pub(crate) fn write(
     } else if let Ok(bytes) = value.cast::<PyByteArray>() {
         out.bytes(&bytes.to_vec()).map_err(infallible)?;
     } else if let Ok(list) = value.cast::<PyList>() {
-        out.array(list.len() as u64).map_err(infallible)?;
-        list.iter().try_for_each(|part| write(&part, out, depth + 1))?;
+        // Code of its parts may change it.
+        let parts = list.to_tuple();
+        out.array(parts.len() as u64).map_err(infallible)?;
+        parts.iter().try_for_each(|part| write(&part, out, depth + 1))?;
     } else if let Ok(tuple) = value.cast::<PyTuple>() {
         out.array(tuple.len() as u64).map_err(infallible)?;
         tuple.iter().try_for_each(|part| write(&part, out, depth + 1))?;
     } else if let Ok(dict) = value.cast::<PyDict>() {
-        out.map(dict.len() as u64).map_err(infallible)?;
-        for (key, part) in dict.iter() {
+        let pairs = dict.items();
+        out.map(pairs.len() as u64).map_err(infallible)?;
+        for pair in pairs.iter() {
+            let (key, part): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract()?;
             write(&key, out, depth + 1)?;
             write(&part, out, depth + 1)?;
         }
@@ -105,10 +109,9 @@ fn write_other(
         return Ok(());
     }
     if value.is_instance_of::<PySet>() || value.is_instance_of::<PyFrozenSet>() {
-        out.tag(SET).map_err(infallible)?.array(value.len()? as u64).map_err(infallible)?;
-        for part in value.try_iter()? {
-            write(&part?, out, depth + 1)?;
-        }
+        let parts = value.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+        out.tag(SET).map_err(infallible)?.array(parts.len() as u64).map_err(infallible)?;
+        parts.iter().try_for_each(|part| write(part, out, depth + 1))?;
         return Ok(());
     }
     if let Ok(number) = value.cast::<PyComplex>() {

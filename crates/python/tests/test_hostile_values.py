@@ -3,6 +3,7 @@
 import random
 import struct
 import tracemalloc
+from collections.abc import Callable
 
 import afresh
 import pytest
@@ -96,3 +97,32 @@ def test_nested_maps_and_sets_that_become_lists_are_read_once(parts: tuple[bytes
     while isinstance(value, (list, tuple)):
         value, depth = next((part for part in value if isinstance(part, (list, tuple))), None), depth + 1
     assert depth >= 60
+
+
+class Changing:
+    """A value whose plain form is made by code that first changes its container."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self.change = change
+
+    def tolist(self) -> int:
+        self.change()
+        return 1
+
+
+def test_a_container_that_changes_while_it_is_encoded_has_its_first_parts() -> None:
+    def both(value: object) -> object:
+        return _native.decode(_native.encode(value))
+
+    for change in (lambda some: some.append(9), lambda some: some.clear()):
+        values: list[object] = []
+        values.extend([Changing(lambda change=change, values=values: change(values)), 2, 3])
+        assert both(values) == [1, 2, 3]
+    for change in (lambda some: some.update(z=9), lambda some: some.clear(), lambda some: some.pop("b")):
+        pairs: dict[str, object] = {}
+        pairs.update(a=Changing(lambda change=change, pairs=pairs: change(pairs)), b=2, c=3)
+        assert both(pairs) == {"a": 1, "b": 2, "c": 3}
+    for change in (lambda some: some.add(9), lambda some: some.clear()):
+        parts: set[object] = set()
+        parts.update([Changing(lambda change=change, parts=parts: change(parts)), 2, 3])
+        assert both(parts) == {1, 2, 3}
