@@ -98,7 +98,8 @@ fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> i32 {
         Ok(()) => 0,
         Err(Failure(code, message)) => {
             let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-            LAST.with_borrow_mut(|last| *last = message);
+            // A thread that ends may have dropped it. No panic may reach C.
+            let _ = LAST.try_with(|last| last.replace(message));
             code
         }
     }
@@ -126,7 +127,7 @@ unsafe fn handle<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
 /// null.
 #[unsafe(no_mangle)]
 pub extern "C" fn afresh_last_error() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or_else(|_| c"".as_ptr())
 }
 
 /// Opens the snapshot `name` (a tag, or a digest) of the store in directory `store`. Its manifest,
