@@ -22,7 +22,8 @@ use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion, WriteMultipart,
+    GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
+    WriteMultipart,
 };
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
@@ -45,6 +46,8 @@ pub(super) const PART: u64 = 8 << 20;
 const MAX_PARTS: u64 = 9_000;
 /// Parts in flight.
 const IN_FLIGHT: usize = 4;
+/// Bytes of an object in a list, about.
+const LISTED_BYTES: usize = 256;
 /// How often a change of the names is tried when others change them too.
 const ROUNDS: usize = 10;
 
@@ -153,6 +156,31 @@ impl Objects {
             return Err(OpenError::TooLarge { what, size, limit }.into());
         }
         Ok((bytes, UpdateVersion { e_tag: meta.e_tag, version: meta.version }))
+    }
+
+    /// The objects below `prefix`, of which there may be `most`.
+    async fn list_at_most(
+        &self,
+        what: &str,
+        prefix: &Path,
+        most: usize,
+    ) -> Result<Vec<ObjectMeta>, RemoteError> {
+        let list = || async {
+            let (mut found, mut objects) = (Vec::new(), self.objects.list(Some(prefix)));
+            while let Some(object) = objects.try_next().await? {
+                if found.len() == most {
+                    return Ok(None);
+                }
+                // A list of many pages makes progress.
+                retry::received(LISTED_BYTES);
+                found.push(object);
+            }
+            Ok(Some(found))
+        };
+        self.attempt(what, list).await?.ok_or_else(|| RemoteError::Protocol {
+            what: format!("{self}: the list of {what}"),
+            why: format!("it has more than {most} objects"),
+        })
     }
 
     async fn put_object(

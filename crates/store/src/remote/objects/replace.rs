@@ -5,7 +5,6 @@
 //! each place once. May break it: a store that ignores the conditions of writes, which `conditions`
 //! refuses.
 
-use futures_util::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStoreExt};
 
 use super::super::RemoteError;
@@ -16,6 +15,9 @@ use crate::format::layout::IndexJson;
 use crate::format::manifest::{MAX_MANIFEST, Manifest};
 use crate::local::naming::ExpectedName;
 use crate::turn::{CLOSING_LEN, JOURNAL_HEADER, closing_frame};
+
+/// Maximum objects of a journal that are listed. Writers put at most 4096 turns there.
+const MAX_TURNS: usize = 1 << 16;
 
 impl Objects {
     /// Whether `name` has the expected target. Closes the session that it means, unless another
@@ -89,8 +91,7 @@ impl Objects {
     pub(super) async fn list_turns(&self, journal: &str) -> Result<Vec<ObjectMeta>, RemoteError> {
         let what = format!("{JOURNALS}/{journal}");
         let prefix = self.path(&what);
-        let list = || self.objects.list(Some(&prefix)).try_collect::<Vec<_>>();
-        let mut found = self.attempt(&what, list).await?;
+        let mut found = self.list_at_most(&what, &prefix, MAX_TURNS).await?;
         found.sort_by(|a, b| a.location.cmp(&b.location));
         Ok(found)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use afresh_sys::crash::point;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode};
 
 use super::super::RemoteError;
 use super::super::stored_object::{StoredObject, TRUSTED};
@@ -30,6 +30,10 @@ const REMOVING: Duration = Duration::from_secs(20);
 const DEAD: Duration = Duration::from_secs(40);
 /// How often a writer looks whether a mark was removed.
 const LOOKING: Duration = Duration::from_millis(500);
+/// Maximum objects that a collection lists.
+const MAX_COLLECTED: usize = 1 << 24;
+/// Maximum marks and names of keepers that are read.
+const MAX_MARKS: usize = 1 << 12;
 /// Requests of a collection under way at the same time.
 const MAX_CONCURRENT_REQUESTS: usize = 16;
 
@@ -57,10 +61,12 @@ fn is_collected(name: &str) -> bool {
 }
 
 impl Objects {
-    async fn list(&self, below: &str) -> Result<Vec<(String, ObjectMeta)>, RemoteError> {
-        let prefix = self.path(below);
-        let all = || self.objects.list(Some(&prefix)).try_collect::<Vec<_>>();
-        let found = self.attempt(below, all).await?;
+    async fn list(
+        &self,
+        below: &str,
+        most: usize,
+    ) -> Result<Vec<(String, ObjectMeta)>, RemoteError> {
+        let found = self.list_at_most(below, &self.path(below), most).await?;
         let named = |meta: ObjectMeta| {
             let rest: Vec<String> = meta
                 .location
@@ -80,8 +86,8 @@ impl Objects {
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
-        let mut all = self.list(BLOBS).await?;
-        all.extend(self.list(JOURNALS).await?);
+        let mut all = self.list(BLOBS, MAX_COLLECTED).await?;
+        all.extend(self.list(JOURNALS, MAX_COLLECTED).await?);
         let stored = all.into_iter().filter(|(name, _)| is_collected(name));
         Ok(stored
             .map(|(name, meta)| StoredObject { name, size: meta.size, age: age(&meta) })
@@ -133,7 +139,7 @@ impl Objects {
 
     /// Removes marks of collectors that were killed.
     async fn clear_marks(&self) -> Result<(), RemoteError> {
-        for (name, meta) in self.list(MARKS).await? {
+        for (name, meta) in self.list(MARKS, MAX_MARKS).await? {
             if age(&meta) >= TRUSTED {
                 let path = self.path(&name);
                 point();
@@ -145,7 +151,7 @@ impl Objects {
 
     /// Marks that are not known to be dead ones'.
     async fn marks(&self) -> Result<HashSet<Path>, RemoteError> {
-        let all = self.list(MARKS).await?.into_iter().map(|(_, meta)| meta.location);
+        let all = self.list(MARKS, MAX_MARKS).await?.into_iter().map(|(_, meta)| meta.location);
         let dead = self.dead_marks.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(all.filter(|mark| !dead.contains(mark)).collect())
     }
@@ -174,7 +180,7 @@ impl Objects {
     }
 
     pub(super) async fn all_keepers(&self) -> Result<Vec<String>, RemoteError> {
-        let all = self.list(KEEPERS).await?.into_iter();
+        let all = self.list(KEEPERS, MAX_MARKS).await?.into_iter();
         Ok(all.filter_map(|(name, _)| Some(name.split_once('/')?.1.to_owned())).collect())
     }
 }

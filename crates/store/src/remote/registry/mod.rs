@@ -328,8 +328,18 @@ impl Backend for Registry {
         let Ok(url) = self.address.base.join("/v2/") else { return };
         for _ in 0..CONNECTIONS {
             let request = self.client.get(url.clone()).timeout(self.retry.policy.timeout);
-            // Later requests handle its answer, or the lack of one.
-            drop(tasks.spawn(async move { request.send().await?.bytes().await.map(drop) }));
+            // Later requests handle its answer, or the lack of one. A connection can be used again
+            // once its answer was read, if that is short.
+            drop(tasks.spawn(async move {
+                let mut response = request.send().await?;
+                let mut room = MAX_REFUSAL;
+                while room > 0
+                    && let Some(part) = response.chunk().await?
+                {
+                    room = room.saturating_sub(part.len() as u64);
+                }
+                Ok::<_, reqwest::Error>(())
+            }));
         }
     }
 

@@ -5,6 +5,7 @@ mod collect;
 mod encryption;
 mod faults;
 mod hostile;
+mod hostile_objects;
 mod kill;
 mod latency;
 mod login;
