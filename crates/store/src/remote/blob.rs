@@ -1,5 +1,6 @@
 //! A blob on the other side of the network, read by ranges.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -72,16 +73,21 @@ impl RangeBlob {
     }
 
     /// Fetches what opening the layer will read, its footer and index: one round trip, and a second
-    /// where the index is large. Whether it is right is for the opener to find out.
-    pub(super) async fn fetch_tail(&self, limits: &Limits) -> Result<(), RemoteError> {
+    /// where the index is large. Whether it is right is for the opener to find out. `indexes`
+    /// counts the bytes of the indexes of all layers, which have one limit.
+    pub(super) async fn fetch_tail(
+        &self,
+        limits: &Limits,
+        indexes: &Cell<u64>,
+    ) -> Result<(), RemoteError> {
         let offset = self.len.saturating_sub(TAIL);
         let mut kept = TailBytes { offset, bytes: self.bytes(offset..self.len).await? };
         if let Some(footer) = kept.bytes.last_chunk::<FOOTER_LEN>()
             && let Ok(footer) = Footer::parse(footer, self.len)
             && footer.index_offset < offset
-            // Opening the layer reports the error.
-            && limits.check_index(footer.index_len).is_ok()
         {
+            indexes.set(indexes.get().saturating_add(footer.index_len));
+            limits.check_index(indexes.get())?;
             let mut bytes = self.bytes(footer.index_offset..offset).await?;
             bytes.append(&mut kept.bytes);
             kept = TailBytes { offset: footer.index_offset, bytes };

@@ -4,6 +4,7 @@
 //! once the configuration and the end of every layer, which holds its index. The next request is
 //! for pages.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use futures_util::future::{try_join, try_join_all};
@@ -47,7 +48,8 @@ impl Remote {
                 let digest = layer.digest("the manifest")?;
                 blobs.push(RangeBlob::new(self.clone(), digest, layer.size)?);
             }
-            let tails = try_join_all(blobs.iter().map(|blob| blob.fetch_tail(access.limits())));
+            let (limits, indexes) = (access.limits(), Cell::new(0));
+            let tails = try_join_all(blobs.iter().map(|blob| blob.fetch_tail(limits, &indexes)));
             let turns = async {
                 match manifest.journal()? {
                     Some(journal) => self.backend.turns(journal, MAX_JOURNAL).await.map(Some),

@@ -1,5 +1,7 @@
 //! Remote snapshots to a local store.
 
+use std::cell::Cell;
+
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::blob::RangeBlob;
@@ -83,7 +85,7 @@ impl Remote {
                 {
                     // A wrong layer of any length is refused before it fills the disk.
                     let blob = RangeBlob::new(self.clone(), digest, there.size)?;
-                    self.block_on(blob.fetch_tail(&Limits::NONE))?;
+                    self.block_on(blob.fetch_tail(&Limits::NONE, &Cell::new(0)))?;
                     Layer::from_blob(Box::new(blob), digest, there.size, &parse_root(root)?)?;
                 }
                 let before = done;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
-use afresh_store::{Encoding, OpenError, Sha256};
+use afresh_store::{Access, Encoding, Limits, OpenError, Sha256};
 
 use super::local;
 use super::stub::{Stub, answer};
@@ -267,4 +267,56 @@ fn a_list_of_tags_that_does_not_end_is_refused() {
         let said = error.to_string();
         assert!(said.contains(why) && said.contains("a repository with fewer tags"), "{said}");
     }
+}
+
+/// Each layer has an index within the limit; all of them together are beyond it.
+#[test]
+fn indexes_of_all_layers_together_are_limited_before_they_are_fetched() {
+    const LAYERS: usize = 40;
+    const EXTENTS: u64 = 40_000;
+    let len = EXTENTS * 24;
+    let mut footer = [0; 192];
+    footer[..8].copy_from_slice(b"AFRESHPG");
+    footer[8..12].copy_from_slice(&1_u32.to_le_bytes());
+    footer[20..24].copy_from_slice(&16_u32.to_le_bytes());
+    // Pages, stored pages, extents, length of the data, place and length of the index.
+    for (at, word) in [EXTENTS, 0, EXTENTS, 0, 0, len].iter().enumerate() {
+        footer[24 + at * 8..32 + at * 8].copy_from_slice(&word.to_le_bytes());
+    }
+    let size = len + 192;
+    let layers: Vec<String> = (0..LAYERS)
+        .map(|layer| {
+            format!(
+                r#"{{"mediaType":"application/vnd.afresh.snapshot.pages.v1","digest":"sha256:{layer:064}","size":{size}}}"#
+            )
+        })
+        .collect();
+    let mut manifest: serde_json::Value = serde_json::from_str(&manifest()).unwrap();
+    manifest["layers"] = serde_json::from_str(&format!("[{}]", layers.join(","))).unwrap();
+    let manifest = manifest.to_string();
+    let stub = Stub::new(move |request| {
+        if request.contains("/manifests/") {
+            return answer("200 OK", "", manifest.as_bytes());
+        }
+        let lower = request.to_lowercase();
+        let Some(range) = lower.lines().find_map(|line| line.strip_prefix("range: bytes=")) else {
+            return answer("200 OK", "", b"{}");
+        };
+        let (first, last) = range.trim().split_once('-').unwrap();
+        let (first, last) = (first.parse::<u64>().unwrap(), last.parse::<u64>().unwrap());
+        let mut bytes = vec![0; usize::try_from(last - first + 1).unwrap()];
+        if last + 1 == size {
+            let at = bytes.len() - footer.len();
+            bytes[at..].copy_from_slice(&footer);
+        }
+        answer("206 Partial Content", "", &bytes)
+    });
+    let limits = Limits { index: 2 << 20, ..Limits::default() };
+    let access = Access::new().with_limits(limits);
+    let error = open(&stub).load_with("x", &access).unwrap_err();
+    drop(error);
+    let rests = stub.requests();
+    let rests = rests.iter().filter(|request| request.to_lowercase().contains("range: bytes=0-"));
+    // Two of 960 KB fit.
+    assert!(rests.count() <= 2);
 }
