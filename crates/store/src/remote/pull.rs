@@ -48,7 +48,10 @@ impl Remote {
         })?;
         if manifest.journal()?.is_some() {
             // A session: its turns are folded on the way, as when it is pushed.
-            let session = self.load_with(name, &Access::new().with_limits(Limits::NONE))?;
+            // A fold reads all pages, and a few bytes of turns that copy one another may stand for
+            // terabytes. So it keeps the limits that opening has.
+            let limits = Limits { memory: u64::MAX, ..Limits::default() };
+            let session = self.load_with(name, &Access::new().with_limits(limits))?;
             #[cfg_attr(
                 not(feature = "seal"),
                 allow(clippy::needless_update, reason = "there is nothing else then")
@@ -73,8 +76,9 @@ impl Remote {
                     .collect()
             }
         };
-        let total = manifest.layers.iter().map(|layer| layer.size).sum();
-        let mut done = 0;
+        let sizes = manifest.layers.iter().map(|layer| layer.size);
+        let total = sizes.fold(0, u64::saturating_add);
+        let mut done: u64 = 0;
         let mut layers = Vec::new();
         for (there, root) in manifest.layers.iter().zip(&roots) {
             let digest = there.digest("the manifest")?;

@@ -553,3 +553,36 @@ fn a_session_whose_name_was_changed_without_an_answer_is_saved_again() {
     assert!(matches!(late, RemoteError::Save(SaveError::Moved(_))), "{late}");
     assert!(is_round(&remote.load("a").unwrap(), 1));
 }
+
+/// Each turn copies all pages of the one before twice. A pull folds the session, so it reads them.
+#[cfg(feature = "remote")]
+#[test]
+fn a_pull_of_turns_that_copy_one_another_again_and_again_meets_a_limit() {
+    use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
+    let dir = tempfile::tempdir().unwrap();
+    let here = store(&dir.path().join("here"));
+    let bytes: Vec<u8> = (1..=255).collect();
+    here.save("a", &memory(&bytes), &options()).unwrap();
+    let url = format!("file://{}", dir.path().join("there").display());
+    let remote = Remote::open(&url, RetryPolicy::default()).unwrap();
+    let snapshot = here.load("a").unwrap();
+    let any = ReplacedName::Any;
+    let encoding = afresh_store::Encoding::Raw;
+    let pushed = remote.push_turns(&here, &snapshot, "a", encoding, any, &mut |_| {});
+    let mut journal = pushed.unwrap();
+    for doubled in 0..15 {
+        let pages = bytes.len() << doubled;
+        let mut turn = TurnBuilder::new(pages);
+        turn.copy(0, pages);
+        turn.copy(0, pages);
+        let turn = turn.finish(snapshot.state(), snapshot.state(), journal.last()).unwrap();
+        journal.append(&turn, None).unwrap();
+    }
+    // 32 GiB out of one MiB.
+    let error = remote.pull(&here, "a", "b", encoding, &mut |_| {}).unwrap_err();
+    let limit = |error: &_| match error {
+        RemoteError::Open(OpenError::Limit { name, .. }) => Some(*name),
+        _ => None,
+    };
+    assert_eq!(limit(&error), Some("content"), "{error}");
+}
