@@ -14,6 +14,8 @@ use crate::stream_socket::StreamSocket;
 
 /// Bytes that wait in one direction. A head fits.
 pub(crate) const MAX_BUFFER: usize = 96 << 10;
+/// Bytes that one call of [`Peer::fill`] reads, unless the last read exceeds them.
+const MAX_READ: usize = 256 << 10;
 /// Bytes that are read at a time.
 const PIECE: usize = 16 << 10;
 
@@ -82,10 +84,12 @@ impl Peer {
         flags
     }
 
-    /// Reads what has come. Returns whether that was anything.
+    /// Reads bytes that have come, up to a bound. Returns whether there were any.
     pub(crate) fn fill(&mut self) -> io::Result<bool> {
         let mut moved = false;
-        while !self.has_ended && self.input.len() < MAX_BUFFER {
+        // Records of TLS without content, such as tickets, fill no buffer.
+        let mut room = MAX_READ;
+        while !self.has_ended && self.input.len() < MAX_BUFFER && room > 0 {
             let read = match &mut self.tls {
                 None => {
                     let mut buffer = [0; PIECE];
@@ -116,7 +120,10 @@ impl Peer {
                     self.ended_cleanly |= self.tls.is_none();
                     moved = true;
                 }
-                Ok(_) => moved = true,
+                Ok(len) => {
+                    moved = true;
+                    room = room.saturating_sub(len);
+                }
                 Err(error) if would_block(&error) => break,
                 Err(error) => return Err(error),
             }

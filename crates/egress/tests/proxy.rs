@@ -300,3 +300,21 @@ fn nothing_outlives_the_guests_end() {
     drop(guest);
     assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(0));
 }
+
+/// A server that never ends its interim responses keeps the proxy busy, but not beyond the guest.
+#[test]
+fn interim_responses_without_end_end_with_the_guest() {
+    let (ended, end) = channel();
+    let port = server(move |stream| {
+        let mut stream = BufReader::new(stream);
+        head(&mut stream);
+        let interim = "HTTP/1.1 102 Processing\r\n\r\n".repeat(4096);
+        while stream.get_mut().write_all(interim.as_bytes()).is_ok() {}
+        let _ = ended.send(());
+    });
+    let mut guest = guest(port);
+    guest.write_all(GET.as_bytes()).unwrap();
+    assert!(end.recv_timeout(Duration::from_millis(300)).is_err());
+    drop(guest);
+    end.recv_timeout(Duration::from_secs(5)).unwrap();
+}

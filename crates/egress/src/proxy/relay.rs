@@ -1,12 +1,15 @@
 //! The relay of one request: its body to the server, and the response to the guest.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{IDLE_TIMEOUT, ProxiedConnection, Stop};
 use crate::body::{BodyDecoder, LAST_CHUNK, push_chunk};
 use crate::log::Outcome;
 use crate::request_head::{BodyFraming, RequestHead};
 use crate::response_head::ResponseHead;
+
+/// Interval of checks for the guest's end while bytes move.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The end of a relay before its time.
 pub(super) enum RelayEnd {
@@ -31,6 +34,7 @@ impl ProxiedConnection {
         let mut request_done = has_no_body(head);
         let mut response: Option<(ResponseHead, BodyDecoder)> = None;
         let mut chunked = false;
+        let mut looked = Instant::now();
         loop {
             let begun = response.is_some();
             let server = |reason: String| RelayEnd::Server { reason, begun };
@@ -139,7 +143,13 @@ impl ProxiedConnection {
             }
             if !moved {
                 self.wait(Instant::now() + IDLE_TIMEOUT)?;
+            } else if looked.elapsed() < LOOK_INTERVAL {
+                continue;
+            } else {
+                // A server that sends interim responses without end would hide the guest's end.
+                self.look(Duration::ZERO)?;
             }
+            looked = Instant::now();
         }
     }
 }
