@@ -319,6 +319,8 @@ impl OpenArguments {
 pub(crate) fn names_host_program(word: &OsStr) -> bool {
     let path = std::path::Path::new(word);
     match path.components().count() > 1 || path.exists() {
+        // A pipe would wait for its writer, and be empty for its reader.
+        true if !path.is_file() => false,
         true => std::fs::File::open(path).is_ok_and(|file| {
             let mut head = Vec::new();
             std::io::Read::read_to_end(&mut std::io::Read::take(file, 4), &mut head).is_ok()

@@ -106,6 +106,9 @@ fn script_command(path: &Path) -> Option<String> {
     if let Some(interpreter) = interpreter {
         return Some(format!("{} -- {interpreter} {}", quoted(dir), quoted(path)));
     }
+    if !path.is_file() {
+        return None;
+    }
     let mut start = [0; 2];
     std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut start)).ok()?;
     (&start == b"#!").then(|| format!("{} -- {}", quoted(dir), with_slash(path)))

@@ -26,19 +26,15 @@ use afresh_sys::file::{begin_writing, reserve};
 use tempfile::TempPath;
 
 use crate::disk::hashing::BlobHash;
-use crate::disk::os::{FileExt, NO_FOLLOW, OpenOptionsExt, set_mode};
+use crate::disk::os::{FileExt, open_regular, set_mode};
 use crate::disk::temporary::{self, readers};
 use crate::format::blob::BlobRead;
 use crate::seal::{SealKey, Sealer};
 use crate::{OpenError, SaveError, Sha256};
 
-/// Opens for reading, refusing symbolic links: a store never contains any.
+/// Opens for reading, refusing links and pipes: a store never contains any.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    Ok(file)
+    open_regular(path, OpenOptions::new().read(true))
 }
 
 /// Reads a small file whole, at most `limit` bytes.

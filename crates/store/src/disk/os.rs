@@ -3,7 +3,7 @@
 //! On Unix these are its traits. Windows has no permission bits, so that files get the access that
 //! their directory gives them, and no numbers of files that the standard library shows.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ mod system {
         DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt,
     };
 
-    pub(crate) use afresh_sys::file::NO_FOLLOW;
+    pub(crate) use afresh_sys::file::{NO_FOLLOW, NO_WAIT};
 }
 
 #[cfg(windows)]
@@ -24,6 +24,8 @@ mod system {
 
     /// Opens a link itself, which is no regular file.
     pub(crate) const NO_FOLLOW: u32 = 0x0020_0000;
+    /// No file of a directory is a pipe there.
+    pub(crate) const NO_WAIT: u32 = 0;
 
     pub(crate) trait FileExt {
         fn read_exact_at(&self, out: &mut [u8], at: u64) -> io::Result<()>;
@@ -91,6 +93,16 @@ mod system {
 }
 
 pub(crate) use system::*;
+
+/// Opens a regular file as `how` says. A symbolic link is refused. So is a pipe, without waiting for
+/// its other end.
+pub(crate) fn open_regular(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
+    let file = how.custom_flags(NO_FOLLOW | NO_WAIT).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
 
 /// Sets the permission bits of a file.
 pub(crate) fn set_mode(file: &File, mode: u32) -> io::Result<()> {

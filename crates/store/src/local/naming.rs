@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use afresh_sys::crash::point;
 use afresh_sys::planted::{Bug, is};
 
+use crate::blobs::file::open_file;
 use crate::blobs::source::read_manifest;
 use crate::disk::os::same_file;
 use crate::disk::temporary::sync_dir;
@@ -54,7 +55,7 @@ impl ExpectedName {
 /// The journal of a session, locked.
 struct LockedJournal {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl Store {
@@ -98,7 +99,7 @@ impl Store {
         self.put_file(INDEX_FILE, &index.bytes()?)?;
         let named = |it: &Descriptor| index.manifests.iter().any(|other| other.digest == it.digest);
         if let Some(journal) = journal
-            && before.is_some_and(|it| !named(&it))
+            && before.is_some_and(|it| !named(&it) && journal.belongs_to(&it))
         {
             point();
             // A file that cannot be removed is left to `gc`; appends to it fail from now on.
@@ -159,10 +160,10 @@ impl Store {
     fn lock_journal(&self, session: &Descriptor) -> Option<LockedJournal> {
         let manifest = read_manifest(self, session.digest("`index.json`").ok()?).ok()?;
         let path = self.journal_path(manifest.journal().ok()??);
-        let lock = File::open(&path).ok()?;
+        let lock = open_file(&path).ok()?;
         point();
         lock.lock().ok()?;
-        Some(LockedJournal { path, _lock: lock })
+        Some(LockedJournal { path, lock })
     }
 
     /// The target of `name` that a change made from `snapshot` replaces: `snapshot` where it was
@@ -180,6 +181,11 @@ impl Store {
 }
 
 impl LockedJournal {
+    /// Whether its turns follow on this session. The manifest of another one may name it, too.
+    fn belongs_to(&self, session: &Descriptor) -> bool {
+        session.digest.parse().is_ok_and(|base| JournalFile::is_of(&self.lock, base))
+    }
+
     /// Bytes of whole turns.
     fn len(&self, base: Sha256) -> Result<u64, SaveError> {
         // A killed writer may have left a part of a turn behind them.

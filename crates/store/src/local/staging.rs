@@ -21,7 +21,7 @@ use afresh_sys::fork;
 use afresh_sys::planted::{Bug, is};
 
 use crate::blobs::file::{BlobWriter, read_bounded};
-use crate::disk::os::OpenOptionsExt;
+use crate::disk::os::{OpenOptionsExt, open_regular};
 use crate::disk::temporary::TEMPORARY;
 use crate::format::digest::from_hex;
 use crate::layers::blob_sink::{BlobSink, copy_blob};
@@ -91,7 +91,8 @@ impl Store {
             };
             let path = entry.path();
             let io = |e| SaveError::io(&path, e);
-            let marker = match OpenOptions::new().read(true).write(true).open(&path) {
+            let how = &mut OpenOptions::new();
+            let marker = match open_regular(&path, how.read(true).write(true)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened.map_err(io)?,
             };

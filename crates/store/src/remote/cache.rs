@@ -80,7 +80,7 @@ impl CacheFile {
     pub(super) fn open(dir: &Path, blob: Sha256, blob_len: u64) -> io::Result<Self> {
         let dir = open_dir(dir)?;
         let name = format!("{}.{SUFFIX}", blob.hex());
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         for _ in 0..RACES {
             let there = openat(&dir, &name, flags, Mode::empty());
             let opened = match there {

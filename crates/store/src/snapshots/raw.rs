@@ -10,7 +10,7 @@ use std::path::Path;
 
 use afresh_sys::{PAGE_SIZE, PageRange, file};
 
-use crate::disk::os::{FileExt, block_size};
+use crate::disk::os::{FileExt, NO_WAIT, OpenOptionsExt, block_size};
 use crate::disk::temporary::new_file;
 use crate::{OpenError, Origin, Pages, SaveError, Snapshot};
 
@@ -36,7 +36,7 @@ impl FilePages {
     /// [`OpenError::Io`], also for anything but a regular file.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let io = |e| OpenError::io(path, e);
-        let file = File::open(path).map_err(io)?;
+        let file = File::options().read(true).custom_flags(NO_WAIT).open(path).map_err(io)?;
         let meta = file.metadata().map_err(io)?;
         if !meta.is_file() {
             let why = "not a regular file";

@@ -24,7 +24,7 @@ use super::naming_index::NamingIndex;
 use super::space::check_parent;
 use super::{ChainCost, Head, Space, Turn, TurnError};
 use crate::blobs::file::read_bounded;
-use crate::disk::os::{FileExt, NO_FOLLOW, OpenOptionsExt, set_mode};
+use crate::disk::os::{FileExt, open_regular, set_mode};
 use crate::disk::temporary::{create_in, new_dir, readers, sync_dir};
 use crate::format::blob::BytesBlob;
 use crate::format::descriptor::JOURNALS;
@@ -126,6 +126,12 @@ impl JournalFile {
             true => Ok((this, closed)),
             false => Err(OpenError::Turn { number: this.turns(), source: TurnError::Root }),
         }
+    }
+
+    /// Whether the header of `file` names the manifest `base`.
+    pub(crate) fn is_of(file: &File, base: Sha256) -> bool {
+        let mut found = [0; HEADER];
+        file.read_exact_at(&mut found, 0).is_ok() && found == header(base)
     }
 
     pub(crate) fn parse(bytes: Vec<u8>, base: Sha256) -> Result<Self, OpenError> {
@@ -370,8 +376,7 @@ impl Journal {
     ) -> Result<Self, SaveError> {
         let tape = match place {
             JournalPlace::File(path) => {
-                let mut how = OpenOptions::new();
-                let file = how.read(true).write(true).custom_flags(NO_FOLLOW).open(&path);
+                let file = open_regular(&path, OpenOptions::new().read(true).write(true));
                 let file = file.map_err(|e| SaveError::io(&path, e))?;
                 JournalBackend::File(FileJournal::new(file, path, name))
             }

@@ -14,6 +14,7 @@ mod limits;
 mod naming;
 #[cfg(feature = "remote")]
 mod outage;
+mod pipes;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(feature = "remote")]

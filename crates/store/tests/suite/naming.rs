@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{memory, options, store};
 use crate::turns::{append, is_round, session};
-use afresh_store::{Access, CompactOptions, FoldOptions, ReplacedName, SaveError, Store};
+use afresh_store::{Access, CompactOptions, FoldOptions, ReplacedName, SaveError, Sha256, Store};
 use afresh_sys::planted::Bug;
 
 #[test]
@@ -328,4 +328,22 @@ fn a_planted_bug_of_names_is_caught() {
         &[Bug::Expected],
         &["naming::a_fold_from_an_outdated_journal_is_refused"],
     );
+}
+
+/// A stranger's manifest names the journal of another session.
+#[test]
+fn a_journal_stays_when_a_manifest_that_it_does_not_follow_loses_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    drop(session(&store, "a", 3));
+    let own = fs::read(store.blob_path(store.load("a").unwrap().id())).unwrap();
+    let other = String::from_utf8(own).unwrap() + "\n";
+    let id = Sha256::of(other.as_bytes());
+    fs::write(store.blob_path(id), other).unwrap();
+    store.tag("b", Some(id)).unwrap();
+    store.untag("b").unwrap();
+    assert!(is_round(&store.load("a").unwrap(), 3));
+    let journal = store.load("a").unwrap().resume_turns().unwrap().unwrap();
+    store.untag("a").unwrap();
+    assert!(!journal.path().unwrap().exists());
 }

@@ -194,6 +194,9 @@ pub fn reserve(file: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), SysError> 
 /// The flag of `open` that refuses symbolic links. Its value depends on the architecture.
 pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;
 
+/// The flag of `open` that does not wait for the other end of a pipe.
+pub const NO_WAIT: i32 = libc::O_NONBLOCK;
+
 /// Memory to read into: an address and a length in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {

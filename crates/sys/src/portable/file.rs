@@ -94,6 +94,10 @@ pub fn reserve(_: BorrowedFd<'_>, _: u64, _: u64) -> Result<(), SysError> {
 #[cfg(unix)]
 pub const NO_FOLLOW: i32 = libc::O_NOFOLLOW;
 
+/// The flag of `open` that does not wait for the other end of a pipe.
+#[cfg(unix)]
+pub const NO_WAIT: i32 = libc::O_NONBLOCK;
+
 /// Memory to read into: an address and a length in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
