@@ -1,12 +1,13 @@
 //! How a server joins a fleet.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::policy::HeartbeatInterval;
 
 /// More machines that share the work.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct FleetConfig {
     /// NATS servers: one URL, or several with commas between.
@@ -68,5 +69,28 @@ impl FleetConfig {
             max_body: 64 << 20,
             patience: Duration::from_secs(600),
         }
+    }
+
+    /// The NATS servers without the credentials that their URLs may have: for messages.
+    pub(super) fn servers(&self) -> String {
+        let server = |url: &str| {
+            let (scheme, rest) = url.trim().split_at(url.trim().find("://").map_or(0, |at| at + 3));
+            format!("{scheme}{}", rest.rsplit('@').next().unwrap_or_default())
+        };
+        self.nats.split(',').map(server).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl fmt::Debug for FleetConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FleetConfig")
+            .field("nats", &self.servers())
+            .field(
+                "store",
+                &self.store.as_deref().map(|store| afresh::store::RedactedUrl(store).to_string()),
+            )
+            .field("fleet", &self.fleet)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }

@@ -212,7 +212,7 @@ impl NatsConnection {
                         }
                         None => format!(
                             "no fleet `{fleet}` is known at {}: {error}; its first host makes it",
-                            config.nats
+                            config.servers()
                         ),
                     }));
                 }

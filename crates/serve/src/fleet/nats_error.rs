@@ -292,7 +292,7 @@ fn is_tls(error: &ConnectError) -> bool {
 
 /// The reason that no server accepts the connection, and the way out.
 pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> String {
-    let (place, why) = (&config.nats, describe(error));
+    let (place, why) = (config.servers(), describe(error));
     match error.kind() {
         _ if is_tls(error) => format!(
             "no encrypted connection to NATS at {place}: {why}; check that `ca` names the authority of its certificate, \
@@ -308,6 +308,10 @@ pub(super) fn not_connected(config: &FleetConfig, error: &ConnectError) -> Strin
         ConnectErrorKind::Dns => {
             format!("the name of a NATS server in {place} is not found: {why}; check `nats`")
         }
+        // A password may have a comma, and end the part that is not shown.
+        ConnectErrorKind::ServerParse if config.nats.contains('@') => format!(
+            "`nats` is no list of NATS servers: {why}; write nats://HOST:PORT or tls://HOST:PORT, and credentials in a file"
+        ),
         ConnectErrorKind::ServerParse => {
             format!(
                 "`{place}` is no list of NATS servers: {why}; write nats://HOST:PORT or tls://HOST:PORT"
@@ -341,6 +345,34 @@ mod tests {
         assert!(matches!(refused, NatsError::NotNow(_)), "{refused:?}");
         let refused = ErrorResponse::from(refused);
         assert_eq!((refused.status, refused.later), (StatusCode::SERVICE_UNAVAILABLE, true));
+    }
+
+    #[test]
+    fn credentials_in_the_address_of_a_server_are_not_shown() {
+        for (nats, shown) in [
+            ("nats://user:secret@127.0.0.1:4222", "nats://127.0.0.1:4222"),
+            ("tls://secret@one, tls://user:se@cret@two:1", "tls://one,tls://two:1"),
+            ("user:secret@one:4222,two", "one:4222,two"),
+            ("nats://one:4222", "nats://one:4222"),
+        ] {
+            let config = FleetConfig::new(nats);
+            assert_eq!(config.servers(), shown);
+            let kinds = [
+                ConnectErrorKind::Io,
+                ConnectErrorKind::Dns,
+                ConnectErrorKind::Tls,
+                ConnectErrorKind::ServerParse,
+                ConnectErrorKind::Authentication,
+            ];
+            for kind in kinds {
+                let error = not_connected(&config, &ConnectError::new(kind));
+                assert!(!error.contains("secret") && !error.contains("cret"), "{error}");
+            }
+            assert!(!format!("{config:?}").contains("cret"), "{config:?}");
+        }
+        let config = FleetConfig::new("nats://user:sec,ret@one");
+        let error = not_connected(&config, &ConnectError::new(ConnectErrorKind::ServerParse));
+        assert!(!error.contains("sec"), "{error}");
     }
 
     #[test]
