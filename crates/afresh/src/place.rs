@@ -11,6 +11,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use afresh_store::RedactedUrl;
+
 /// The name that is meant where none is given.
 pub const LATEST: &str = "latest";
 
@@ -188,7 +190,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Directory(path) | Self::File(path) => write!(f, "{}", path.display()),
-            Self::Remote(url) => f.write_str(url),
+            Self::Remote(url) => RedactedUrl(url).fmt(f),
         }
     }
 }
@@ -197,6 +199,8 @@ impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.place, &self.name) {
             (Place::File(_), None) => write!(f, "{}", self.place),
+            // A password may have the `@` that divides the two.
+            (Place::Remote(url), _) => RedactedUrl(&format!("{url}@{}", self.name())).fmt(f),
             _ => write!(f, "{}@{}", self.place, self.name()),
         }
     }

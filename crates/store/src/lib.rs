@@ -65,6 +65,7 @@ pub use format::limits::{BadLimit, Limits};
 pub use format::manifest::MAX_STATE;
 pub use format::map::{MapRun, Origin, PageMap};
 pub use format::pages::{MemoryPages, Pages};
+pub use format::redacted_url::RedactedUrl;
 pub use layers::layer::Layer;
 pub use local::collect::CollectionReport;
 pub use local::list::{Extent, ListEntry};

@@ -12,3 +12,4 @@ pub(crate) mod limits;
 pub(crate) mod manifest;
 pub(crate) mod map;
 pub(crate) mod pages;
+pub(crate) mod redacted_url;

@@ -15,6 +15,7 @@ use super::registry::{self, Registry};
 use super::retry::Retrier;
 use super::retry_ledger::{MAX_PAUSE, RetryLedger};
 use super::{Remote, RemoteError, RetryPolicy};
+use crate::RedactedUrl;
 
 /// The forms of an address; the end of an error message.
 const FORMS: &str = "use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
@@ -35,7 +36,7 @@ impl Remote {
     /// * `file:///directory`.
     ///
     /// # Errors
-    /// [`RemoteError::Url`] for another scheme, [`RemoteError::Object`] when the configuration is
+    /// [`RemoteError::Url`] for another scheme or a password, [`RemoteError::Object`] when the configuration is
     /// incomplete. No request is made.
     pub fn open(url: &str, retry: RetryPolicy) -> Result<Self, RemoteError> {
         Self::open_with(url, retry, &[])
@@ -54,13 +55,18 @@ impl Remote {
     ) -> Result<Self, RemoteError> {
         let retrier = Retrier::from(retry);
         let budget = retrier.budget.clone();
-        let bad = |why: String| RemoteError::Url { url: url.to_owned(), why };
+        let bad = |why: String| RemoteError::Url { url: RedactedUrl(url).to_string(), why };
         if let Some(address) = registry::Address::parse(url)? {
             let name = address.name.clone();
             let registry = Registry::new(address, retrier, options)?;
             return Self::with_backend(Arc::new(registry), name, budget);
         }
         let parsed = url::Url::parse(url).map_err(|e| bad(format!("{e}; {FORMS}")))?;
+        if parsed.password().is_some() {
+            return Err(bad("credentials do not belong in an address; set the variables of the \
+                            store, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                .to_owned()));
+        }
         let (scheme, prefix) =
             ObjectStoreScheme::parse(&parsed).map_err(|e| bad(format!("{e}; {FORMS}")))?;
         let object = |source| RemoteError::Object { what: url.to_owned(), source };

@@ -2,8 +2,8 @@
 
 use url::{Host, Url};
 
-use crate::Sha256;
 use crate::remote::RemoteError;
+use crate::{RedactedUrl, Sha256};
 
 /// Where a repository is, and what of it is meant.
 #[derive(Debug)]
@@ -20,7 +20,10 @@ pub(in crate::remote) struct Address {
 impl Address {
     /// Reads an address; `None` when it is of another scheme.
     pub(in crate::remote) fn parse(text: &str) -> Result<Option<Self>, RemoteError> {
-        let bad = |why: &str| RemoteError::Url { url: text.to_owned(), why: why.to_owned() };
+        let bad = |why: &str| RemoteError::Url {
+            url: RedactedUrl(text).to_string(),
+            why: why.to_owned(),
+        };
         let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
         let scheme = match scheme {
             "oci" => None,
@@ -167,7 +170,9 @@ mod tests {
             "oci://host?/a",
             "oci:///a",
         ] {
-            assert!(Address::parse(text).is_err(), "{text}");
+            let refused = Address::parse(text).unwrap_err();
+            assert!(!refused.to_string().contains("secret"), "{refused}");
+            assert!(!format!("{refused:?}").contains("secret"), "{refused:?}");
         }
         assert!(Address::parse("s3://bucket/a").unwrap().is_none());
     }
