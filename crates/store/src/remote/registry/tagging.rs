@@ -28,10 +28,22 @@ use crate::{SaveError, Sha256};
 const READS: u32 = 4;
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
+/// Refusals of a condition that holds, after which a write carries none. The first may be due to
+/// another writer that replaced the tag and put it back.
+const MAX_REFUSALS: u32 = 2;
+
 /// The target of a tag, and the registry's own mark of it.
 struct TagTarget {
     id: Sha256,
     mark: Option<HeaderValue>,
+}
+
+/// The condition that a tag has this target.
+fn condition_of(target: Option<&TagTarget>) -> Option<(HeaderName, HeaderValue)> {
+    match target {
+        None => Some((IF_NONE_MATCH, HeaderValue::from_static("*"))),
+        Some(target) => target.mark.clone().map(|mark| (IF_MATCH, mark)),
+    }
 }
 
 impl Registry {
@@ -51,24 +63,30 @@ impl Registry {
         if before.as_ref().map(|target| target.id) != expected.manifest() {
             return Err(moved());
         }
-        let condition = match &before {
-            None => Some((IF_NONE_MATCH, HeaderValue::from_static("*"))),
-            Some(before) => before.mark.clone().map(|mark| (IF_MATCH, mark)),
-        };
-        match self.send_manifest(name, id, manifest.clone(), condition).await {
-            Err(RemoteError::Refused { status: 412, .. }) => {
-                let now = self.target(name).await?.map(|target| target.id);
-                // The answer to an earlier attempt was lost.
-                if now == Some(id) {
-                    return Ok(());
+        let mut condition = condition_of(before.as_ref());
+        let mut refusals = 0;
+        loop {
+            match self.send_manifest(name, id, manifest.clone(), condition).await {
+                Err(RemoteError::Refused { status: 412, .. }) if refusals < MAX_REFUSALS => {
+                    let now = self.target(name).await?;
+                    let now_id = now.as_ref().map(|target| target.id);
+                    // The answer to an earlier attempt was lost.
+                    if now_id == Some(id) {
+                        return Ok(());
+                    }
+                    if now_id != expected.manifest() {
+                        return Err(moved());
+                    }
+                    refusals += 1;
+                    // At last, the registry compares with something else than the mark that it
+                    // returned.
+                    condition = match refusals {
+                        MAX_REFUSALS => None,
+                        _ => condition_of(now.as_ref()),
+                    };
                 }
-                if now != expected.manifest() {
-                    return Err(moved());
-                }
-                // The registry compares with something else than the mark that it returned.
-                self.send_manifest(name, id, manifest, None).await?;
+                other => break other?,
             }
-            other => other?,
         }
         for read in 0..READS {
             if read > 0 {

@@ -23,6 +23,8 @@ enum Conditions {
 enum Intrusion {
     No,
     BeforeTheWrite,
+    /// And another one before the first, which left the tag as it was.
+    BeforeTheSecondWrite,
     AfterTheWrite,
 }
 
@@ -60,6 +62,11 @@ fn tag(tags: &Mutex<Tags>, conditions: Conditions, request: &str) -> Vec<u8> {
     }
     if !request.starts_with("PUT") {
         return answer("404 Not Found", "", b"");
+    }
+    if tags.intrusion == Intrusion::BeforeTheSecondWrite {
+        // Another writer replaces the tag and puts it back.
+        tags.intrusion = Intrusion::BeforeTheWrite;
+        return answer("412 Precondition Failed", "", b"{}");
     }
     if tags.intrusion == Intrusion::BeforeTheWrite {
         tags.now = Some(tags.theirs);
@@ -140,6 +147,10 @@ fn a_tag_replaces_no_other_target_where_conditions_are_honoured() {
         push(from, Conditions::Honoured, |tags| tags.intrusion = Intrusion::BeforeTheWrite);
     assert!(is_moved(&pushed), "{pushed:?}");
     assert_eq!(now, Some(theirs), "the other writer's tag stays");
+    let twice = |tags: &mut Tags| tags.intrusion = Intrusion::BeforeTheSecondWrite;
+    let (pushed, now, theirs) = push(from, Conditions::Honoured, twice);
+    assert!(is_moved(&pushed), "{pushed:?}");
+    assert_eq!(now, Some(theirs), "a second write has the condition, too");
     // The answer to the write is lost, and its repetition refused.
     let (pushed, now, _) = push(from, Conditions::Honoured, |tags| tags.loses = true);
     assert_eq!((pushed.unwrap(), now), (snapshot.id(), Some(snapshot.id())));
