@@ -3,9 +3,10 @@
 //! charged for its retries here, by a [`RetryLedger`].
 //!
 //! Promises: the client reads no more than [`MAX_ANSWER`] bytes of an answer that it reads whole,
-//! and reserves no memory for a length that a server announces. Objects are read piece by piece,
-//! and their readers have limits.
+//! also of a server that issues credentials, and reserves no memory for a length that a server
+//! announces. Objects are read piece by piece, and their readers have limits.
 
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -13,18 +14,17 @@ use std::task::{Context, Poll, ready};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
     HttpResponseBody, HttpService, ReqwestConnector,
 };
-use reqwest::Method;
+use object_store::{ClientOptions, GetOptions};
 
 use super::retry;
 use super::retry_ledger::RetryLedger;
 
-/// Maximum bytes of an answer that is no object: an error, or a page of a list. A page has at most
-/// 5,000 names of 1 KiB.
+/// Maximum bytes of an answer that is no object: an error, credentials, or a page of a list. A page
+/// has at most 5,000 names of 1 KiB.
 const MAX_ANSWER: usize = 16 << 20;
 
 /// An answer has no end, or a longer one than any store sends.
@@ -61,11 +61,15 @@ impl Body for LimitedBody {
     }
 }
 
-/// Whether the answer to a request may be an object.
-fn is_for_object(request: &HttpRequest) -> bool {
-    let query = request.uri().query().unwrap_or_default();
-    let lists = query.split('&').any(|part| part.starts_with("list-type=") || part == "comp=list");
-    request.method() == Method::GET && !lists
+/// Marks a request for an object.
+#[derive(Clone, Copy, Debug)]
+struct ObjectRequest;
+
+/// Options of a request for an object, whose caller reads it piece by piece and has a limit.
+pub(super) fn object_options(range: Option<Range<u64>>) -> GetOptions {
+    let mut options = GetOptions { range: range.map(Into::into), ..GetOptions::default() };
+    options.extensions.insert(ObjectRequest);
+    options
 }
 
 /// Makes clients that report their answers to [`retry`].
@@ -92,7 +96,7 @@ impl HttpConnector for ListeningConnector {
 impl HttpService for Listener {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let attempt = self.ledger.as_ref().map(|ledger| ledger.begin(&request)).transpose()?;
-        let is_for_object = is_for_object(&request);
+        let is_for_object = request.extensions().get::<ObjectRequest>().is_some();
         let mut outcome = self.client.execute(request).await;
         if let Ok(response) = &outcome
             && !response.status().is_success()

@@ -21,15 +21,14 @@ use futures_util::future::try_join;
 use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
-    WriteMultipart,
-};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
 
 use self::conditions::is_conflict;
 use super::backend::{Backend, CONNECTIONS, ResolvedName, Source};
+use super::listen::object_options;
 use super::retry::Retrier;
 use super::stored_object::StoredObject;
 use super::{RemoteError, retry};
@@ -50,6 +49,19 @@ const IN_FLIGHT: usize = 4;
 const LISTED_BYTES: usize = 256;
 /// How often a change of the names is tried when others change them too.
 const ROUNDS: usize = 10;
+
+/// Waits until fewer than `most` parts are under way.
+async fn wait_for_room(
+    parts: &mut JoinSet<object_store::Result<()>>,
+    most: usize,
+) -> object_store::Result<()> {
+    while parts.len() >= most
+        && let Some(ended) = parts.join_next().await
+    {
+        ended??;
+    }
+    Ok(())
+}
 
 /// An object store that holds a layout under a prefix.
 pub(super) struct Objects {
@@ -136,7 +148,7 @@ impl Objects {
     ) -> Result<(Vec<u8>, UpdateVersion), RemoteError> {
         let (meta, bytes) = self
             .attempt(what, || async {
-                let result = self.objects.get(path).await?;
+                let result = self.objects.get_opts(path, object_options(None)).await?;
                 retry::answered();
                 let meta = result.meta.clone();
                 let mut bytes = Vec::new();
@@ -225,8 +237,11 @@ impl Backend for Objects {
     fn prepare(&self, tasks: &Handle) {
         for _ in 0..CONNECTIONS {
             let (objects, path) = (self.objects.clone(), self.path(LAYOUT_FILE));
+            let limit = self.retry.policy.timeout;
             // Later requests handle its answer, or the lack of one.
-            drop(tasks.spawn(async move { objects.head(&path).await.map(drop) }));
+            drop(tasks.spawn(async move {
+                tokio::time::timeout(limit, objects.head(&path)).await.map(drop)
+            }));
         }
     }
 
@@ -268,8 +283,7 @@ impl Backend for Objects {
         let object = |source| RemoteError::Object { what: what.clone(), source };
         self.retry
             .persist(&what, || async {
-                let part =
-                    GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
+                let part = object_options(Some(range.clone()));
                 let result = self.objects.get_opts(&path, part).await.map_err(object)?;
                 retry::answered();
                 let mut bytes = Vec::with_capacity(wanted as usize);
@@ -316,35 +330,37 @@ impl Backend for Objects {
         let what = digest.to_string();
         let part_len = PART.max(size.div_ceil(MAX_PARTS));
         point();
-        let upload = self.patiently(&what, 0, self.uploads.put_multipart(&to)).await?;
-        let mut writer = WriteMultipart::new_with_chunk_size(upload, part_len as usize);
-        let mut buffer = vec![0; part_len.min(size) as usize];
-        let mut at = 0;
-        while at < size {
-            let part = &mut buffer[..part_len.min(size - at) as usize];
-            let ready = match source.read(at, part) {
-                Ok(()) => {
-                    let room = writer.wait_for_capacity(IN_FLIGHT);
-                    self.patiently(&what, part_len, room).await
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = ready {
-                // The parts already sent are given up; the first error is the one to report.
-                let _ = self.patiently(&what, 0, writer.abort()).await;
-                return Err(error);
+        let mut upload = self.patiently(&what, 0, self.uploads.put_multipart(&to)).await?;
+        let mut parts = JoinSet::new();
+        let outcome = async {
+            let mut at = 0;
+            while at < size {
+                let mut part = vec![0; part_len.min(size - at) as usize];
+                source.read(at, &mut part)?;
+                self.patiently(&what, part_len, wait_for_room(&mut parts, IN_FLIGHT)).await?;
+                point();
+                at += part.len() as u64;
+                parts.spawn(upload.put_part(part.into()));
+                sent(at);
             }
+            // All that is in flight, and then the server puts it together.
+            let left = part_len * IN_FLIGHT as u64;
             point();
-            writer.write(part);
-            at += part.len() as u64;
-            sent(at);
+            let finish = async {
+                wait_for_room(&mut parts, 1).await?;
+                upload.complete().await.map(drop)
+            };
+            self.patiently(&what, left, finish).await
         }
-        // All that is in flight, and then the server puts it together.
-        let left = part_len * IN_FLIGHT as u64;
+        .await;
+        if outcome.is_err() {
+            // A store keeps the parts of an upload that is not given up. The first error is the one
+            // to report.
+            parts.shutdown().await;
+            let _ = self.patiently(&what, 0, upload.abort()).await;
+        }
         point();
-        let finished = self.patiently(&what, left, writer.finish()).await;
-        point();
-        finished.map(drop)
+        outcome
     }
 
     fn keeps_turns(&self) -> bool {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_store::Sha256;
 use afresh_store::remote::{GRACE_PERIOD, Remote, RemoteError, RetryPolicy};
+use afresh_store::{Encoding, Sha256};
 
 /// The head of an answer, and the bytes that follow it again and again. An empty piece ends it.
 type Answer = (String, Vec<u8>);
@@ -34,6 +34,10 @@ impl Endless {
     }
 
     fn remote(&self) -> Remote {
+        self.remote_with(&[("aws_access_key_id", "a"), ("aws_secret_access_key", "b")])
+    }
+
+    fn remote_with(&self, credentials: &[(&str, &str)]) -> Remote {
         let retry = RetryPolicy {
             attempts: 2,
             timeout: Duration::from_secs(60),
@@ -41,12 +45,8 @@ impl Endless {
             outage: Duration::ZERO,
         };
         let endpoint = format!("http://{}", self.address);
-        let options = [
-            ("aws_endpoint", endpoint.as_str()),
-            ("aws_access_key_id", "a"),
-            ("aws_secret_access_key", "b"),
-            ("aws_region", "us-east-1"),
-        ];
+        let place = [("aws_endpoint", endpoint.as_str()), ("aws_region", "us-east-1")];
+        let options = [&place[..], credentials].concat();
         Remote::open_with("s3://bucket/p", retry, &options).unwrap()
     }
 
@@ -65,7 +65,16 @@ fn serve(mut client: TcpStream, answer: &dyn Fn(&str) -> Answer, sent: &AtomicU6
             _ => return,
         }
     }
-    let (head, piece) = answer(&text);
+    let lower = text.to_lowercase();
+    let length = lower.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let mut rest = length.unwrap_or(0_u64).saturating_sub(body.len() as u64);
+    while rest > 0
+        && let Ok(n @ 1..) = client.read(&mut buffer)
+    {
+        rest = rest.saturating_sub(n as u64);
+    }
+    let (head, piece) = answer(head);
     if client.write_all(format!("HTTP/1.1 {head}\r\n\r\n").as_bytes()).is_err() {
         return;
     }
@@ -149,4 +158,57 @@ fn a_journal_of_turns_without_end_is_refused() {
     assert!(matches!(error, RemoteError::Protocol { .. }), "{error}");
     assert!(error.to_string().contains("more than"), "{error}");
     assert!(asked.load(Ordering::Relaxed) < 100);
+}
+
+/// The metadata service of a machine, or one that took its address.
+#[test]
+fn credentials_without_end_are_cut_off() {
+    let store = Endless::new(|request| match request.starts_with("PUT") {
+        true => whole("200 OK", "token"),
+        false => ("200 OK".to_owned(), vec![b' '; 1 << 20]),
+    });
+    let endpoint = format!("http://{}", store.address);
+    let remote = store.remote_with(&[("aws_metadata_endpoint", &endpoint)]);
+    assert!(remote.load("x").is_err());
+    assert!(store.sent.load(Ordering::Relaxed) > 0);
+    store.check_sent();
+}
+
+/// A store keeps the parts of an upload until it is given up.
+#[test]
+fn an_upload_whose_last_part_is_refused_is_given_up() {
+    let removed = Arc::new(AtomicU64::new(0));
+    let count = removed.clone();
+    let store = Endless::new(move |request| {
+        let line = request.lines().next().unwrap();
+        match line.split(' ').next().unwrap() {
+            "POST" if line.contains("uploads") => whole(
+                "200 OK",
+                "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+            ),
+            "PUT" if line.contains("partNumber") => whole("400 Bad Request", ""),
+            "PUT" => whole("200 OK\r\nETag: \"a\"", ""),
+            "DELETE" if line.contains("uploadId=u") => {
+                count.fetch_add(1, Ordering::Relaxed);
+                whole("204 No Content", "")
+            }
+            _ => whole("404 Not Found", ""),
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    // Two parts.
+    let (here, snapshot, _) = super::local(dir.path(), 1, 3000);
+    let pushed = store.remote().push(&here, &snapshot, "x", Encoding::Raw, &mut |_| {});
+    assert!(matches!(pushed, Err(RemoteError::Object { .. })), "{pushed:?}");
+    assert_eq!(removed.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_password_in_an_address_is_refused_and_not_shown() {
+    for scheme in ["s3", "gs", "az", "oci", "ftp"] {
+        let address = format!("{scheme}://user:secret@host/a");
+        let refused = Remote::open(&address, RetryPolicy::default()).unwrap_err();
+        assert!(matches!(refused, RemoteError::Url { .. }), "{refused}");
+        assert!(!format!("{refused} {refused:?}").contains("secret"), "{refused:?}");
+    }
 }
