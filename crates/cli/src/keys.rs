@@ -51,11 +51,14 @@ impl AccessArguments {
             let key = SealKey::from_file(path);
             access = access.with_key(key.with_context(|| format!("--key {}", path.display()))?);
         }
+        Ok(access.with_limits(self.limits()?))
+    }
+
+    /// The limits on snapshots.
+    pub(crate) fn limits(&self) -> Result<Limits, BadLimit> {
         let mut limits = Limits::default();
-        for text in &self.limit {
-            limits.set(text)?;
-        }
-        Ok(access.with_limits(limits))
+        self.limit.iter().try_for_each(|text| limits.set(text))?;
+        Ok(limits)
     }
 }
 

@@ -166,6 +166,9 @@ struct Settings {
     output: Format,
     /// Options for opening guests and snapshots.
     open: afresh::Options,
+    /// Limits on snapshots that are pulled.
+    #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "only remotes are pulled from"))]
+    limits: afresh::store::Limits,
 }
 
 impl Cli {
@@ -178,7 +181,11 @@ impl Cli {
         let open = images::with_image_server(afresh::Options::new());
         #[cfg(feature = "seal")]
         let open = open.access(self.access.access()?);
-        Ok(Settings { output: self.output, open })
+        #[cfg(feature = "seal")]
+        let limits = self.access.limits()?;
+        #[cfg(not(feature = "seal"))]
+        let limits = afresh::store::Limits::default();
+        Ok(Settings { output: self.output, open, limits })
     }
 }
 

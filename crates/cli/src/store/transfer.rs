@@ -124,7 +124,9 @@ fn from_remote(
     let store = to.place().create()?;
     job.run(settings, |progress| {
         let mut told = |at: Progress| progress(at.done, at.total);
-        Ok(remote.pull(&store, from.name(), job.name, encoding.into(), &mut told)?)
+        let limits = &settings.limits;
+        let name = from.name();
+        Ok(remote.pull_within(limits, &store, name, job.name, encoding.into(), &mut told)?)
     })
 }
 

@@ -15,6 +15,10 @@ const GIB: u64 = 1 << 30;
 /// Content that any snapshot may have, whatever its size.
 const MIN_CONTENT: u64 = GIB / 4;
 
+/// Bytes of sealed layers for each byte of content.
+#[cfg(feature = "remote")]
+const MAX_SEALED: u64 = 4;
+
 /// Limits on a snapshot, in bytes. The defaults suit a host that opens snapshots of strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -104,6 +108,14 @@ impl Limits {
     /// Refuses `bytes` bytes of pages that are not zero.
     pub(crate) fn check_content(&self, bytes: u64) -> Result<(), OpenError> {
         within("content", "the content of the memory", bytes, self.content)
+    }
+
+    /// Refuses sealed layers of `bytes` bytes, which are fetched before their key can check them.
+    /// Layers that replace pages of one another have a multiple of the content.
+    #[cfg(feature = "remote")]
+    pub(crate) fn check_sealed(&self, bytes: u64) -> Result<(), OpenError> {
+        let limit = self.content.saturating_mul(MAX_SEALED).saturating_add(self.index);
+        within("content", "the sealed layers", bytes, limit)
     }
 
     /// Refuses `bytes` bytes of pages out of blobs of `blobs` bytes.

@@ -28,12 +28,29 @@ const IN_FLIGHT: usize = 8;
 impl Remote {
     /// Copies the snapshot that `name` means in the remote to `local`, and makes `local_name` mean
     /// it. Layers are stored as `encoding` says, those of a sealed snapshot as they are. Blobs that
-    /// are there already are not fetched again. Signatures come along.
+    /// are there already are not fetched again. Signatures come along. A session and the lengths of
+    /// sealed layers have the default limits.
     ///
     /// # Errors
     /// [`RemoteError`] by cause; `local_name` means then what it meant before.
     pub fn pull(
         &self,
+        local: &Store,
+        name: &str,
+        local_name: &str,
+        encoding: Encoding,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Sha256, RemoteError> {
+        self.pull_within(&Limits::default(), local, name, local_name, encoding, progress)
+    }
+
+    /// As [`Remote::pull`], within `limits`.
+    ///
+    /// # Errors
+    /// As [`Remote::pull`].
+    pub fn pull_within(
+        &self,
+        limits: &Limits,
         local: &Store,
         name: &str,
         local_name: &str,
@@ -50,7 +67,7 @@ impl Remote {
             // A session: its turns are folded on the way, as when it is pushed.
             // A fold reads all pages, and a few bytes of turns that copy one another may stand for
             // terabytes. So it keeps the limits that opening has.
-            let limits = Limits { memory: u64::MAX, ..Limits::default() };
+            let limits = Limits { memory: u64::MAX, ..*limits };
             let session = self.load_with(name, &Access::new().with_limits(limits))?;
             #[cfg_attr(
                 not(feature = "seal"),
@@ -78,6 +95,10 @@ impl Remote {
         };
         let sizes = manifest.layers.iter().map(|layer| layer.size);
         let total = sizes.fold(0, u64::saturating_add);
+        if manifest.is_sealed() {
+            // Without the key, their lengths are the remote's claim.
+            limits.check_sealed(total)?;
+        }
         let mut done: u64 = 0;
         let mut layers = Vec::new();
         for (there, root) in manifest.layers.iter().zip(&roots) {

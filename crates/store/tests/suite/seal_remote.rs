@@ -8,7 +8,7 @@ use crate::support::objects::{Server, ServerFault};
 use crate::support::{PAGE, bytes, options, page_of, store};
 use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
 use afresh_store::seal::{Access, SealKey, SigningKey};
-use afresh_store::{Encoding, MemoryPages, OpenError, SealError, Store, archive};
+use afresh_store::{Encoding, Limits, MemoryPages, OpenError, SealError, Store, archive};
 use afresh_sys::PageRange;
 use object_store::path::Path;
 
@@ -153,4 +153,27 @@ fn wrong_bytes_of_a_sealed_snapshot_are_an_error_and_never_memory() {
         server.be(ServerFault::Nothing);
         assert!(bytes(&opened) == content().0);
     }
+}
+
+/// A remote may claim any length of a layer that only its key can check.
+#[test]
+fn sealed_layers_that_are_pulled_have_a_limit() {
+    let (key, alice) = (SealKey::generate().unwrap(), SigningKey::generate().unwrap());
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let from = local(&dir.path().join("from"), &key, &alice, Encoding::Raw);
+    let snapshot = from.load_with("a", &Access::new().with_key(key)).unwrap();
+    remote.push(&from, &snapshot, "b", Encoding::Raw, &mut |_| {}).unwrap();
+    let to = store(&dir.path().join("to"));
+    let mut limits = Limits { content: 1000, index: 1000, ..Limits::default() };
+    let mut pull = |limits| remote.pull_within(limits, &to, "b", "b", Encoding::Raw, &mut |_| {});
+    let refused = pull(&limits).unwrap_err();
+    assert!(
+        matches!(refused, RemoteError::Open(OpenError::Limit { name: "content", .. })),
+        "{refused}"
+    );
+    assert!(to.list().unwrap().is_empty());
+    limits.content = 8 << 20;
+    assert_eq!(pull(&limits).unwrap(), snapshot.id());
 }

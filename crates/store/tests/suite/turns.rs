@@ -558,6 +558,7 @@ fn a_session_whose_name_was_changed_without_an_answer_is_saved_again() {
 #[cfg(feature = "remote")]
 #[test]
 fn a_pull_of_turns_that_copy_one_another_again_and_again_meets_a_limit() {
+    use afresh_store::Limits;
     use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
     let dir = tempfile::tempdir().unwrap();
     let here = store(&dir.path().join("here"));
@@ -581,8 +582,12 @@ fn a_pull_of_turns_that_copy_one_another_again_and_again_meets_a_limit() {
     // 32 GiB out of one MiB.
     let error = remote.pull(&here, "a", "b", encoding, &mut |_| {}).unwrap_err();
     let limit = |error: &_| match error {
-        RemoteError::Open(OpenError::Limit { name, .. }) => Some(*name),
+        RemoteError::Open(OpenError::Limit { name, limit, .. }) => Some((*name, *limit)),
         _ => None,
     };
-    assert_eq!(limit(&error), Some("content"), "{error}");
+    assert_eq!(limit(&error), Some(("content", 16 << 30)), "{error}");
+    // A pull has the limits that it gets.
+    let limits = Limits { content: 20 << 30, ..Limits::default() };
+    let error = remote.pull_within(&limits, &here, "a", "b", encoding, &mut |_| {}).unwrap_err();
+    assert_eq!(limit(&error), Some(("content", 20 << 30)), "{error}");
 }
