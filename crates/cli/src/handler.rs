@@ -36,10 +36,13 @@ impl HandlerRequest {
     ) -> anyhow::Result<Option<Self>> {
         let Some((path, body)) = request.of_http() else { return Ok(None) };
         // A name that is not a file is a snapshot. If it is missing, opening it fails later.
-        let named = std::fs::read(&guest.guest).is_ok_and(|bytes| {
-            afresh::Kind::of(&bytes) == Some(afresh::Kind::Component)
-                && Handler::is_named_in(&bytes)
-        });
+        // A pipe would wait for its writer, and be empty for its reader.
+        let file = std::path::Path::new(&guest.guest);
+        let named = file.is_file()
+            && std::fs::read(file).is_ok_and(|bytes| {
+                afresh::Kind::of(&bytes) == Some(afresh::Kind::Component)
+                    && Handler::is_named_in(&bytes)
+            });
         if !named {
             return Ok(None);
         }

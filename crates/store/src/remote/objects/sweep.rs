@@ -139,7 +139,8 @@ impl Objects {
 
     /// Removes marks of collectors that were killed.
     async fn clear_marks(&self) -> Result<(), RemoteError> {
-        for (name, meta) in self.list(MARKS, MAX_MARKS).await? {
+        // Also more marks than writers read.
+        for (name, meta) in self.list(MARKS, MAX_COLLECTED).await? {
             if age(&meta) >= TRUSTED {
                 let path = self.path(&name);
                 point();
