@@ -314,10 +314,7 @@ fn indexes_of_all_layers_together_are_limited_before_they_are_fetched() {
     let limits = Limits { index: 2 << 20, ..Limits::default() };
     let access = Access::new().with_limits(limits);
     let error = open(&stub).load_with("x", &access).unwrap_err();
-    assert!(
-        matches!(error, RemoteError::Open(OpenError::Limit { name: "index", .. })),
-        "{error}"
-    );
+    assert!(matches!(error, RemoteError::Open(OpenError::Limit { name: "index", .. })), "{error}");
     let rests = stub.requests();
     let rests = rests.iter().filter(|request| request.to_lowercase().contains("range: bytes=0-"));
     // Two of 960 KB fit.
