@@ -21,6 +21,12 @@ pub fn set_folder(folder: &Path) {
     let _ = FOLDER.set(folder.to_owned());
 }
 
+/// The folder of this process, for servers that are processes of their own.
+#[cfg(feature = "http")]
+pub(crate) fn folder() -> Option<&'static Path> {
+    FOLDER.get().map(PathBuf::as_path)
+}
+
 /// An engine of afresh that has nothing compiled in that the rivals do not have.
 pub(crate) fn engine() -> anyhow::Result<Engine> {
     let cache = FOLDER.get().cloned();

@@ -226,6 +226,7 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             && way != Rival::Mmap
             && (options.ways.is_empty() || options.ways.contains(&way))
     };
+    let mut is_warm = false;
     for case in &CASES {
         if case.is_left_out(options.quick) {
             continue;
@@ -237,8 +238,11 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             continue;
         }
         let mut samples = vec![Vec::new(); ways.len()];
-        // One round more, unmeasured: the first meets cold code and an unpopulated heap.
-        for round in 0..=options.rounds {
+        // One round more, unmeasured: the first meets cold code and an unpopulated heap. A quick
+        // run has it in its first case only.
+        let first = usize::from(options.quick && is_warm);
+        is_warm = true;
+        for round in first..=options.rounds {
             for (way, samples) in ways.iter().zip(&mut samples) {
                 let sample = once(&corpus, case, *way, |_, _| {})?;
                 if round > 0 {

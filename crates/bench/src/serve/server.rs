@@ -39,9 +39,12 @@ impl Server {
         arguments: &[&str],
         environment: &[(&str, String)],
     ) -> anyhow::Result<Self> {
-        let mut child = Command::new(program)
-            .args(["-o", "json", "serve", "--addr", "127.0.0.1:0"])
-            .args(arguments)
+        let mut command = Command::new(program);
+        command.args(["-o", "json", "serve", "--addr", "127.0.0.1:0"]).args(arguments);
+        if let Some(folder) = crate::code_cache::folder() {
+            command.arg("--cache").arg(folder);
+        }
+        let mut child = command
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
