@@ -160,8 +160,8 @@ async fn a_failed_reload_leaves_no_states_in_the_store() {
     let mut config = config(&dir);
     let all = open(&config).await;
     let broken = dir.path().join("broken.wasm");
-    // It is saved, and does not evaluate the code of the probe.
-    let text = LOGGER.replace("(local $length i32)", "(local $length i32) (unreachable)");
+    // It is warm, and does not evaluate the code of the probe.
+    let text = LOGGER.replace("\"evaluate\"", "\"other\"");
     std::fs::write(&broken, wat::parse_str(text).unwrap()).unwrap();
     let second = Template { name: "second".to_owned(), ..config.templates[0].clone() };
     let third = Template {
