@@ -57,11 +57,11 @@ mod tests {
     fn other_processes_of_the_user_cannot_open_the_descriptors() {
         let name = format!("{PREFIX}other_processes_of_the_user_cannot_open_the_descriptors");
         run_isolated(&name, || {
-            // The rights of root are independent of the setting.
+            // The rights of root are independent of the setting. All threads change their user.
             // SAFETY: plain calls of the only thread with tests.
             let changed = unsafe {
                 libc::geteuid() != 0
-                    || libc::syscall(libc::SYS_setresuid, 12345, 12345, 12345) == 0
+                    || libc::setresuid(12345, 12345, 12345) == 0
                         && libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) == 0
             };
             assert!(changed);
