@@ -227,7 +227,7 @@ fn a_call_ends_at_its_limit_though_many_threads_wait_for_large_sets() {
 #[test]
 fn a_caller_is_polled_while_a_process_with_long_robust_lists_ends() {
     let Some(path) = common::compiled("robust.c", &["-static", "-pthread"]) else { return };
-    let minutes = Duration::from_secs(300);
+    let minutes = common::limit(300);
     let program = afresh_linux::Program::new(path).time_limit(minutes).start_limit(minutes);
     let program = program.poll_interval(Duration::from_millis(1));
     let Some(warm) = common::here(program.warm()) else { return };
