@@ -10,8 +10,8 @@
 //! questions. A read is of the former kind if it may be the caller's input, which mostly waits;
 //! reads of other files mostly do not. On arm64 a call of the former kind becomes a question too if
 //! the kernel would change its first argument: see [`arch::RESTARTS`]. Calls of other kinds, by
-//! `int 0x80` or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is executed,
-//! so none has to end the process.
+//! `int 0x80` or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is
+//! executed, so none has to end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
