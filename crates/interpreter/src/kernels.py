@@ -1,5 +1,5 @@
-# Other languages of a Linux guest: a shell, Node.js and R, each in a separate process that keeps its
-# state. It follows `display.py` in the same module, and `agent.py` follows it.
+# Other languages of a Linux guest: a shell, Node.js and R, each in a separate process that keeps
+# its state. It follows `display.py` in the same module, and `agent.py` follows it.
 #
 # Promises: a process is started by the first code for it. Output of code goes to the standard
 # streams. Code that ends its process is answered, and the next code has a new process.

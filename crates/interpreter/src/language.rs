@@ -176,7 +176,8 @@ impl Language {
         let program = match program.variable("PATH") {
             // An image's own.
             Some(_) => program,
-            // Commands find the interpreter by its name, also where another is in a usual directory.
+            // Commands find the interpreter by its name, also where another is in a usual
+            // directory.
             None => {
                 let path = program.search_path(SEARCH_PATH);
                 program.env("PATH", path)

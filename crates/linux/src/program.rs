@@ -221,8 +221,8 @@ impl Program {
         found.map(|(_, value)| value.as_os_str())
     }
 
-    /// The search path `usual`, after the directory of a program of the host where it lacks that, so
-    /// that programs which it starts are of the same installation.
+    /// The search path `usual`, after the directory of a program of the host where it lacks that,
+    /// so that programs which it starts are of the same installation.
     #[must_use]
     pub fn search_path(&self, usual: &str) -> String {
         match self.root.is_none() && self.path.is_absolute() {

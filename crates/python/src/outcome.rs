@@ -25,8 +25,8 @@ pub(crate) struct Setup {
 pub(crate) struct Callables {
     /// Called with a stream's number and the text written.
     pub(crate) sink: Option<Py<PyAny>>,
-    /// Called with a tool's name, its arguments, its named arguments or `None`, and whether the call
-    /// has a time limit.
+    /// Called with a tool's name, its arguments, its named arguments or `None`, and whether the
+    /// call has a time limit.
     pub(crate) dispatch: Option<Py<PyAny>>,
     /// The commands of the sandbox, if it has any.
     pub(crate) commands: Option<Commands>,

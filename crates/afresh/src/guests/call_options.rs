@@ -71,9 +71,9 @@ impl CallOptions {
     }
 
     /// Maximum memory of the guest in the call, more or less than that of its guest: the size of
-    /// all memories and tables of a Wasm guest, and the memory that the processes of a Linux program
-    /// map together. Memory that is larger already stays, and growth beyond the limit fails as
-    /// where memory runs out. A Wasm guest must have been opened with
+    /// all memories and tables of a Wasm guest, and the memory that the processes of a Linux
+    /// program map together. Memory that is larger already stays, and growth beyond the limit fails
+    /// as where memory runs out. A Wasm guest must have been opened with
     /// [`Options::memory`](crate::Options::memory). A micro-VM refuses this option.
     ///
     /// A state that grew beyond the limit of its guest is saved like any other, and only opens

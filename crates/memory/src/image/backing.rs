@@ -213,8 +213,8 @@ impl Backing {
         Self::viewed(Store::Borrowed(lender), view, pages, vec![PageRange::new(0, pages)])
     }
 
-    /// A backing in a sealed file of `pages` pages, with content in the pages `stored`. `None` where
-    /// all places for separate files are taken.
+    /// A backing in a sealed file of `pages` pages, with content in the pages `stored`. `None`
+    /// where all places for separate files are taken.
     #[cfg(all(target_os = "linux", not(any(miri, afresh_portable))))]
     pub(super) fn from_sealed(
         file: SealedMemfd,

@@ -5,10 +5,10 @@
 //! the file needs no header.
 //!
 //! Promises: a file of [`SealedImageFile::build`] holds each page at the place where
-//! [`Image::from_sealed`] reads it, and zeros elsewhere. The builder checks this in the sealed file,
-//! because a process of the same user can write to the file before it is sealed. The content cannot
-//! change under an image. May break it: a process that changes the memory of the builder, or a
-//! sender whose file has other pages. The receiver checks its seals and its length alone.
+//! [`Image::from_sealed`] reads it, and zeros elsewhere. The builder checks this in the sealed
+//! file, because a process of the same user can write to the file before it is sealed. The content
+//! cannot change under an image. May break it: a process that changes the memory of the builder, or
+//! a sender whose file has other pages. The receiver checks its seals and its length alone.
 
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -41,7 +41,8 @@ impl std::fmt::Debug for ImageClient {
 }
 
 impl ImageClient {
-    /// A client of the server that listens at `socket`. `report` gets the first failure of each kind.
+    /// A client of the server that listens at `socket`. `report` gets the first failure of each
+    /// kind.
     pub fn new(
         socket: impl Into<PathBuf>,
         report: impl Fn(&ImageClientError) + Send + Sync + 'static,

@@ -23,9 +23,9 @@ fn accepts(user: u32, own: u32, overflow: u32) -> bool {
     (user == own || user == 0) && user != overflow && own != overflow
 }
 
-/// Whether only this user and root can replace the socket of an image server at `path`: the directory belongs to one of
-/// them, and no other user can write to it, or remove the files of others in it. A directory that
-/// does not exist has no socket.
+/// Whether only this user and root can replace the socket of an image server at `path`: the
+/// directory belongs to one of them, and no other user can write to it, or remove the files of
+/// others in it. A directory that does not exist has no socket.
 #[must_use]
 pub fn is_protected(path: &Path) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());

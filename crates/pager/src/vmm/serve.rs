@@ -238,8 +238,8 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Reads what events there are, as far as a VMM can send them without end. Returns whether there
-    /// were any.
+    /// Reads what events there are, as far as a VMM can send them without end. Returns whether
+    /// there were any.
     fn read_events(&self) -> Result<bool, VmmError> {
         let (mut asked, mut any) = (false, false);
         for _ in 0..MAX_EVENTS {

@@ -94,8 +94,8 @@ mod system {
 
 pub(crate) use system::*;
 
-/// Opens a regular file as `how` says. A symbolic link is refused. So is a pipe, without waiting for
-/// its other end.
+/// Opens a regular file as `how` says. A symbolic link is refused. So is a pipe, without waiting
+/// for its other end.
 pub(crate) fn open_regular(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
     let file = how.custom_flags(NO_FOLLOW | NO_WAIT).open(path)?;
     if !file.metadata()?.is_file() {

@@ -36,8 +36,8 @@ impl Remote {
     /// * `file:///directory`.
     ///
     /// # Errors
-    /// [`RemoteError::Url`] for another scheme or a password, [`RemoteError::Object`] when the configuration is
-    /// incomplete. No request is made.
+    /// [`RemoteError::Url`] for another scheme or a password, [`RemoteError::Object`] when the
+    /// configuration is incomplete. No request is made.
     pub fn open(url: &str, retry: RetryPolicy) -> Result<Self, RemoteError> {
         Self::open_with(url, retry, &[])
     }

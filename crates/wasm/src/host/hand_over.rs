@@ -20,9 +20,9 @@ const MAX_NESTED: u32 = 16;
 /// address outside its memory.
 ///
 /// The allocator runs within the call's limits. Where calls run on a separate stack, it runs on one
-/// as well, so it has a full stack even when the guest is deep in its own. At most 16 such calls may
-/// be one within another. In a guest that is [asynchronous](crate::GuestOptions::asynchronous) use
-/// [`hand_over_async`].
+/// as well, so it has a full stack even when the guest is deep in its own. At most 16 such calls
+/// may be one within another. In a guest that is [asynchronous](crate::GuestOptions::asynchronous)
+/// use [`hand_over_async`].
 ///
 /// # Errors
 /// The failure of the allocator, its absence, or too many of its calls one within another. The host

@@ -1,7 +1,7 @@
 //! The log of a build.
 //!
-//! Promises: a log is bounded, and later lines are left out. The log of a failed build ends with the
-//! last output of the failing command and the reason, however much was printed before.
+//! Promises: a log is bounded, and later lines are left out. The log of a failed build ends with
+//! the last output of the failing command and the reason, however much was printed before.
 
 use std::collections::VecDeque;
 use std::time::SystemTime;
