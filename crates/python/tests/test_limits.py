@@ -57,7 +57,7 @@ def test_a_time_limit_ends_a_tool_that_does_not_return(js: afresh.Warm) -> None:
     assert "sync" in ended
 
 
-def test_a_call_has_a_time_limit_of_its_own(js: afresh.Warm) -> None:
+def test_each_call_takes_a_time_limit(js: afresh.Warm) -> None:
     released = threading.Event()
 
     def blocked() -> None:
@@ -111,7 +111,7 @@ def test_a_call_has_a_time_limit_of_its_own(js: afresh.Warm) -> None:
         js.run_code("1", timeout="5")  # type: ignore[arg-type]
 
 
-async def test_a_call_of_an_asynchronous_sandbox_has_a_time_limit_of_its_own(js: afresh.Warm) -> None:
+async def test_each_asynchronous_call_takes_a_time_limit(js: afresh.Warm) -> None:
     async with js.async_sandbox() as sb:
         clean = await sb.checkpoint("clean")
         assert isinstance((await sb.run_code("for (;;);", timeout=0.2)).error, afresh.TimeLimitError)

@@ -32,7 +32,7 @@ def test_code_has_value_text_and_output_and_continues(box: afresh.Sandbox) -> No
     assert "cell" in error.traceback
 
 
-def test_a_call_has_a_time_limit_of_its_own(python: afresh.Warm) -> None:
+def test_each_call_takes_a_time_limit(python: afresh.Warm) -> None:
     with python.sandbox() as sb:
         clean = sb.checkpoint("clean")
         for code in ("while True: pass", "time.sleep(200)", "subprocess.run(['sleep', '200'])"):
