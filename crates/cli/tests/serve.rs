@@ -138,13 +138,18 @@ fn a_server_ends_on_request_during_a_reload() {
     let mut serving = RunningServer::begin(&["--config", file.to_str().unwrap()]);
     std::fs::rename(&log, dir.path().join("audit.log.1")).unwrap();
     let second = "[[guest]]\nguest = \"two.wasm\"\nroute = \"/two\"\nwarm = [\"warm\"]\n";
-    std::fs::write(&file, format!("{config}{second}timeout = \"1h\"\n")).unwrap();
+    std::fs::write(&file, format!("{config}{second}timeout = \"3600s\"\n")).unwrap();
     serving.signal(Signal::HUP);
     let begun = Instant::now();
     // A reload begins with it.
     while !log.exists() {
         assert!(begun.elapsed() < TEST_TIMEOUT, "the reload never began");
         std::thread::sleep(Duration::from_millis(20));
+    }
+    // It does not end.
+    let metrics = serving.ask("/metrics");
+    for counter in ["afresh_failed_reloads_total 0\n", "afresh_reloads_total 0\n"] {
+        assert!(metrics.contains(counter), "{metrics}");
     }
     assert!(serving.ask("/").ends_with("\r\n\r\nthe first"));
     // A second one waits for the first.
