@@ -91,19 +91,22 @@ async fn a_changed_module_is_a_changed_template_and_a_faulty_one_changes_nothing
     log(&all, &make(&all, options(HOUR)).await, "00000001").await.unwrap();
 }
 
+/// A change of a template.
+type Change<'a> = dyn Fn(&mut Template) + 'a;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_changed_key_of_a_template_opens_it_again() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&dir);
     let all = open(&config).await;
-    let opens = async |change: &dyn Fn(&mut Template)| {
+    let opens = async |change: &Change<'_>| {
         let (mut changed, present) = (config.clone(), all.template("logger"));
         change(&mut changed.templates[0]);
         let opened = all.reopen_templates(&changed).await.unwrap().remove(0);
         !Arc::ptr_eq(&present, &opened)
     };
     assert!(!opens(&|_| {}).await);
-    let changes: [(&str, &dyn Fn(&mut Template)); 9] = [
+    let changes: [(&str, &Change<'_>); 9] = [
         ("name", &|template| template.name.push('2')),
         ("dirs", &|template| template.dirs.push("/usr".into())),
         ("open", &|template| template.open = Options::new().cache(dir.path())),
@@ -121,7 +124,7 @@ async fn each_changed_key_of_a_template_opens_it_again() {
         // This guest evaluates one language.
         assert!(key == "language" || opens(change).await, "{key}");
     }
-    let rest: [(&str, &dyn Fn(&mut Template)); 4] = [
+    let rest: [(&str, &Change<'_>); 4] = [
         ("reference", &|template| template.reference.push('2')),
         ("linux", &|template| template.linux = true),
         ("setup", &|template| template.setup = Some("1".to_owned())),
