@@ -312,7 +312,8 @@ fn one_address_has_a_budget_of_connections_and_of_requests() {
         let mut config = with(sandboxes(dir.path(), &script));
         config.max_requests_per_address = Some(3);
         config.forwarded_for = true;
-        config.max_connections_per_address = Some(2);
+        // A client may open a connection for each request: it learns late that one is free.
+        config.max_connections_per_address = Some(16);
         let server = serve(config).await;
         let client = Client::of(&server);
         let ask = async |address: &str| {
@@ -328,9 +329,10 @@ fn one_address_has_a_budget_of_connections_and_of_requests() {
         assert_eq!(ask("192.0.2.2").await.0, 200);
         // Probes are exempt.
         assert_eq!(get(&client.http, &server.url("/readyz")).await.0, 200);
-        let idle = [(); 2].map(|()| tokio::net::TcpStream::connect(server.addr));
-        let [one, two] = idle;
-        let idle = (one.await.unwrap(), two.await.unwrap());
+        let mut idle = Vec::new();
+        for _ in 0..16 {
+            idle.push(tokio::net::TcpStream::connect(server.addr).await.unwrap());
+        }
         let refused = tokio::time::timeout(crate::common::TEST_TIMEOUT, async {
             loop {
                 // Another client has no connection to reuse.
