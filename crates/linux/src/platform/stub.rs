@@ -139,15 +139,15 @@ pub(crate) fn holds(pointer: u64) -> bool {
 
 /// The instruction after the stub's request: a question comes only from there.
 pub(crate) fn asked_at() -> u64 {
-    CODE + arch::stub::asked_offset() as u64
+    CODE + asked_offset() as u64
 }
 
 /// The code as a program: a static ELF file of two segments, and a third one with the vDSO of
 /// guests.
 pub(crate) fn program() -> Vec<u8> {
-    let code = arch::stub::code();
+    let code = code();
     let length = code.len();
-    let entry = CODE + arch::stub::boot_offset() as u64;
+    let entry = CODE + boot_offset() as u64;
     let vdso = super::vdso::of_guests();
     let mut elf = Vec::with_capacity(4096 + length);
     elf.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -185,4 +185,34 @@ pub(crate) fn program() -> Vec<u8> {
         elf.extend(vdso);
     }
     elf
+}
+
+// Labels in the code of the processor, in `arch`.
+unsafe extern "C" {
+    static afresh_linux_stub: u8;
+    static afresh_linux_stub_boot: u8;
+    static afresh_linux_stub_asked: u8;
+    static afresh_linux_stub_end: u8;
+}
+
+fn offset_of(label: *const u8) -> usize {
+    label.addr() - (&raw const afresh_linux_stub).addr()
+}
+
+/// The code.
+fn code() -> &'static [u8] {
+    let length = offset_of(&raw const afresh_linux_stub_end);
+    // SAFETY: both labels are in the same section of the assembly in `arch`, the second after the
+    // first, so the bytes between them are initialised and belong to the program's read-only data.
+    unsafe { std::slice::from_raw_parts(&raw const afresh_linux_stub, length) }
+}
+
+/// Where a process starts.
+fn boot_offset() -> usize {
+    offset_of(&raw const afresh_linux_stub_boot)
+}
+
+/// The instruction after the request of the stub.
+fn asked_offset() -> usize {
+    offset_of(&raw const afresh_linux_stub_asked)
 }

@@ -142,7 +142,7 @@ fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
     let mut made = kernel.to_vec();
     made.resize(kernel.len().next_multiple_of(PAGE), 0);
     let own = stub::VDSO + made.len() as u64;
-    let mut own_code = code::code().to_vec();
+    let mut own_code = code_of_copy().to_vec();
     let mut clock = None;
     for (name, range) in &functions {
         let name = name.strip_prefix(code::NAME_PREFIX).unwrap_or(name);
@@ -163,14 +163,14 @@ fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
                 clock = Some(place + range.start as u64);
                 own
             }
-            b"getcpu" => own + code::cpu_offset() as u64,
+            b"getcpu" => own + cpu_offset() as u64,
             _ => place + range.start as u64,
         };
         let jump = made.get_mut(range.start..range.start + JUMP_LEN)?;
         jump[..JUMP_LEN - 8].copy_from_slice(&code::JUMP);
         jump[JUMP_LEN - 8..].copy_from_slice(&to.to_le_bytes());
     }
-    let kernel = code::kernel_offset();
+    let kernel = kernel_offset();
     own_code[kernel..kernel + 8].copy_from_slice(&clock?.to_le_bytes());
     made.extend(own_code);
     (made.len() as u64 <= stub::VDSO_LEN).then_some(made)
@@ -179,6 +179,36 @@ fn patched(kernel: &[u8], place: u64) -> Option<Vec<u8>> {
 /// Whether a jump in `one` would be in `other`.
 fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
     (one.start..one.start + JUMP_LEN).contains(&other.start)
+}
+
+// Labels in the code of the processor, in `arch`.
+unsafe extern "C" {
+    static afresh_linux_vdso: u8;
+    static afresh_linux_vdso_cpu: u8;
+    static afresh_linux_vdso_kernel: u8;
+    static afresh_linux_vdso_end: u8;
+}
+
+fn offset_of(label: *const u8) -> usize {
+    label.addr() - (&raw const afresh_linux_vdso).addr()
+}
+
+/// The code behind the copy.
+fn code_of_copy() -> &'static [u8] {
+    let length = offset_of(&raw const afresh_linux_vdso_end);
+    // SAFETY: both labels are in the same section of the assembly in `arch`, the second after the
+    // first, so the bytes between them are initialised and belong to the program's read-only data.
+    unsafe { std::slice::from_raw_parts(&raw const afresh_linux_vdso, length) }
+}
+
+/// Where the code for `getcpu` is.
+fn cpu_offset() -> usize {
+    offset_of(&raw const afresh_linux_vdso_cpu)
+}
+
+/// Where the address of the original `clock_gettime` is.
+fn kernel_offset() -> usize {
+    offset_of(&raw const afresh_linux_vdso_kernel)
 }
 
 #[cfg(test)]

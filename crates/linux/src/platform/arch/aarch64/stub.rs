@@ -258,32 +258,3 @@ std::arch::global_asm!(
     rt_sigreturn = const libc::SYS_rt_sigreturn,
     sendto = const libc::SYS_sendto,
 );
-
-unsafe extern "C" {
-    static afresh_linux_stub: u8;
-    static afresh_linux_stub_boot: u8;
-    static afresh_linux_stub_asked: u8;
-    static afresh_linux_stub_end: u8;
-}
-
-fn offset_of(label: *const u8) -> usize {
-    label.addr() - (&raw const afresh_linux_stub).addr()
-}
-
-/// The code.
-pub(in crate::platform) fn code() -> &'static [u8] {
-    let length = offset_of(&raw const afresh_linux_stub_end);
-    // SAFETY: both labels are in the same section of this very assembly, the second after the
-    // first, so the bytes between them are initialised and belong to the program's read-only data.
-    unsafe { std::slice::from_raw_parts(&raw const afresh_linux_stub, length) }
-}
-
-/// Where a process starts.
-pub(in crate::platform) fn boot_offset() -> usize {
-    offset_of(&raw const afresh_linux_stub_boot)
-}
-
-/// The instruction after the request of the stub.
-pub(in crate::platform) fn asked_offset() -> usize {
-    offset_of(&raw const afresh_linux_stub_asked)
-}

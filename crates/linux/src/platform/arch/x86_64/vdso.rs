@@ -86,32 +86,3 @@ std::arch::global_asm!(
     raw_clock = const libc::CLOCK_MONOTONIC_RAW,
     boot_clock = const libc::CLOCK_BOOTTIME,
 );
-
-unsafe extern "C" {
-    static afresh_linux_vdso: u8;
-    static afresh_linux_vdso_cpu: u8;
-    static afresh_linux_vdso_kernel: u8;
-    static afresh_linux_vdso_end: u8;
-}
-
-fn offset_of(label: *const u8) -> usize {
-    label.addr() - (&raw const afresh_linux_vdso).addr()
-}
-
-/// The code behind the copy.
-pub(in crate::platform) fn code() -> &'static [u8] {
-    let length = offset_of(&raw const afresh_linux_vdso_end);
-    // SAFETY: both labels are in the same section of this very assembly, the second after the
-    // first, so the bytes between them are initialised and belong to the program's read-only data.
-    unsafe { std::slice::from_raw_parts(&raw const afresh_linux_vdso, length) }
-}
-
-/// Where the code for `getcpu` is.
-pub(in crate::platform) fn cpu_offset() -> usize {
-    offset_of(&raw const afresh_linux_vdso_cpu)
-}
-
-/// Where the address of the original `clock_gettime` is.
-pub(in crate::platform) fn kernel_offset() -> usize {
-    offset_of(&raw const afresh_linux_vdso_kernel)
-}
