@@ -110,8 +110,9 @@ pgbench -t 20 -c 2 2> /dev/null | grep 'actually processed'; psql -qAtc 'select 
         packages: &["mariadb-server", "mariadb-client"],
         unprivileged: true,
         script: r##"
-mariadb-install-db --no-defaults --datadir="$HOME/data" --auth-root-authentication-method=normal --skip-test-db > log 2>&1
-mariadbd --no-defaults --datadir="$HOME/data" --socket="$HOME/s" --skip-networking --innodb-buffer-pool-size=16M --innodb-use-native-aio=0 > server 2>&1 &
+size="--innodb-buffer-pool-size=16M --loose-innodb-buffer-pool-size-max=64M" # of addresses: 8 TiB
+mariadb-install-db --no-defaults --datadir="$HOME/data" $size --auth-root-authentication-method=normal --skip-test-db > log 2>&1
+mariadbd --no-defaults --datadir="$HOME/data" --socket="$HOME/s" --skip-networking $size --innodb-use-native-aio=0 > server 2>&1 &
 for _ in $(seq 300); do mariadb-admin --no-defaults -u root --socket="$HOME/s" ping > /dev/null 2>&1 && break; sleep 0.1; done
 mariadb --no-defaults -u root --socket="$HOME/s" -N <<'END'
 create database d; use d; create table t (a int primary key, b varchar(40)) engine = innodb; insert into t select seq, md5(seq) from seq_1_to_2000; select count(*), sum(a), max(b) from t;
