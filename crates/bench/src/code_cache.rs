@@ -22,7 +22,6 @@ pub fn set_folder(folder: &Path) {
 }
 
 /// The folder of this process, for servers that are processes of their own.
-#[cfg(feature = "http")]
 pub(crate) fn folder() -> Option<&'static Path> {
     FOLDER.get().map(PathBuf::as_path)
 }

@@ -10,7 +10,7 @@ use afresh_memory::Image;
 use afresh_pager::{SnapshotContents, SnapshotState};
 use afresh_store::{GuestBuild, SaveRequest, Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, PageRange};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 
 use super::Options;
@@ -172,6 +172,7 @@ fn stride(pages: usize) -> usize {
 #[cfg(feature = "vm")]
 mod micro_vm {
     use afresh_vm::{PAGE, Sandbox, Snapshot};
+    use anyhow::Context;
 
     use super::*;
 
@@ -236,6 +237,7 @@ mod micro_vm {
 #[cfg(feature = "linux")]
 mod linux {
     use afresh_linux::Instance;
+    use anyhow::Context;
 
     use super::*;
     use crate::linux::Python;
