@@ -8,6 +8,7 @@ pub(crate) mod build_request;
 pub(crate) mod builds;
 pub(crate) mod image_name;
 pub(crate) mod snapshots;
+mod step_environment;
 pub(crate) mod template;
 pub(crate) mod template_identity;
 pub(crate) mod template_list;

@@ -24,6 +24,7 @@ use crate::sandbox::catalog::build_request::{Action, Step, tagged};
 use crate::sandbox::catalog::builds::{Build, BuildFailure, ImageGuest};
 use crate::sandbox::catalog::image_name::full_image_name;
 use crate::sandbox::catalog::snapshots::SnapshotOptions;
+use crate::sandbox::catalog::step_environment::StepEnvironment;
 use crate::sandbox::catalog::template::{Warm, template_tag};
 use crate::sandbox::config::Template;
 use crate::sandbox::http::session_error::refused;
@@ -50,8 +51,6 @@ const MAX_SHOWN_CHARS: usize = 200;
 const MAX_LAYERS: usize = 64;
 /// Maximum images that are kept open.
 const MAX_IMAGES: usize = 8;
-/// Where commands start, as in E2B.
-const HOME: &str = "/home/user";
 /// The uploaded archive in the sandbox.
 const ARCHIVE: &str = "/tmp/.afresh-files.tar";
 
@@ -85,48 +84,6 @@ for one in found:
 shutil.rmtree(into)
 os.remove(archive)
 "#;
-
-/// The user, the directory and the variables of later steps and of commands.
-#[derive(Clone)]
-struct StepEnvironment {
-    user: User,
-    directory: Option<String>,
-    envs: BTreeMap<String, String>,
-}
-
-impl StepEnvironment {
-    fn follow(&mut self, action: &Action) {
-        match action {
-            Action::Directory(path) => {
-                let before = self.directory();
-                self.directory = Some(match path.starts_with('/') {
-                    true => path.clone(),
-                    false => format!("{}/{path}", before.trim_end_matches('/')),
-                });
-            }
-            Action::Environment(set) => self.envs.extend(set.clone()),
-            Action::User(user) => self.user = *user,
-            _ => {}
-        }
-    }
-
-    /// Where steps start, whichever user runs them.
-    fn directory(&self) -> &str {
-        self.directory.as_deref().unwrap_or(HOME)
-    }
-
-    /// The same for a step with another user.
-    fn of(&self, user: Option<User>) -> Self {
-        Self { user: user.unwrap_or(self.user), ..self.clone() }
-    }
-
-    fn path(&self, path: &str) -> String {
-        match path.starts_with('/') {
-            true => path.to_owned(),
-            false => format!("{}/{path}", self.directory().trim_end_matches('/')),
-        }
-    }
-}
 
 /// How a command of a step failed.
 enum LineEnd {
@@ -590,16 +547,5 @@ mod tests {
         let long = shortened(&"ä".repeat(1 << 20));
         assert_eq!(long.chars().count(), MAX_SHOWN_CHARS + 1);
         assert!(long.ends_with("ä\u{2026}"));
-    }
-
-    #[test]
-    fn directories_follow_one_another() {
-        let mut around =
-            StepEnvironment { user: User::User, directory: None, envs: BTreeMap::new() };
-        around.follow(&Action::Directory("app".to_owned()));
-        assert_eq!(around.path("x"), "/home/user/app/x");
-        around.follow(&Action::Directory("/srv/".to_owned()));
-        around.follow(&Action::Directory("web".to_owned()));
-        assert_eq!((around.path("/y").as_str(), around.path("x").as_str()), ("/y", "/srv/web/x"));
     }
 }
