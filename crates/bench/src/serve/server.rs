@@ -144,14 +144,6 @@ impl Connection {
     }
 }
 
-/// Lets this process, and those that it starts, have as many files open as the host allows.
-pub(super) fn raise_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let now = getrlimit(Resource::Nofile);
-    // Where it may not be raised, fewer connections are opened.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
-}
-
 /// KiB of resident memory of a process.
 pub(super) fn resident(pid: u32) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
