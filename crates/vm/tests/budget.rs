@@ -147,17 +147,12 @@ fn a_program_of_zeros_takes_no_memory() {
     assert!(resident() < before + (64 << 20), "{before}, then {}", resident());
 }
 
-#[test]
-fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
-    let _shared = share_resident();
-    let file = program(4096, &[writable(1)]);
-    let digest = *blake3::hash(&file).as_bytes();
+/// The state of a frozen guest of `file`, with one region of `claimed` bytes.
+fn claiming_state(file: &[u8], claimed: u64) -> Vec<u8> {
     let features: [&str; 0] = [];
-    // Tables of 16 MiB.
-    let claimed = 8u64 << 30;
     let regions = [(claimed, 0u8)];
     let state = (
-        digest,
+        *blake3::hash(file).as_bytes(),
         file.len() as u64,
         1u64 << 20,
         1u64 << 16,
@@ -167,7 +162,16 @@ fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
         "",
         &features[..],
     );
-    let state = postcard::to_allocvec(&state).unwrap();
+    postcard::to_allocvec(&state).unwrap()
+}
+
+#[test]
+fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
+    let _shared = share_resident();
+    let file = program(4096, &[writable(1)]);
+    // Tables of 16 MiB.
+    let claimed = 8u64 << 30;
+    let state = claiming_state(&file, claimed);
     let own = (claimed >> 12) as usize;
     let all = own + file.len().div_ceil(4096);
     let mut pages = ImageBuilder::new(all);
@@ -191,23 +195,9 @@ fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
 fn page_tables_of_a_claimed_memory_take_little() {
     let _shared = share_resident();
     let file = program(4096, &[writable(1)]);
-    let digest = *blake3::hash(&file).as_bytes();
-    let features: [&str; 0] = [];
     // Tables for each page of it would be 30 MiB, and are copied twice.
     let claimed = 15u64 << 30;
-    let regions = [(claimed, 0u8)];
-    let state = (
-        digest,
-        file.len() as u64,
-        1u64 << 20,
-        1u64 << 16,
-        4096u64,
-        &regions[..],
-        0u64,
-        "",
-        &features[..],
-    );
-    let state = postcard::to_allocvec(&state).unwrap();
+    let state = claiming_state(&file, claimed);
     // The guest's space ends with a page that is not mapped.
     let own = ((0x40000 + (1 << 20) + claimed) >> 12) as usize + 2;
     let all = own + file.len().div_ceil(4096);
