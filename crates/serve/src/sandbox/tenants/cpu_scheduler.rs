@@ -6,7 +6,8 @@
 //! Promises: at most `3 n / 2 - 1` calls compute at a time on `n` processors, and one of each
 //! tenant beyond them. A call of a tenant that computes nothing else begins at once. While one
 //! other tenant floods, it is one of `3 n / 2` threads, and has two thirds of a processor. On one
-//! processor it has half. A call that has computed for [`QUANTUM`] while others wait gives its
+//! processor it has half. If the tenant calls steadily, its place is held between its calls: it is
+//! one of `3 n / 2 - 1` threads then, and has a processor on two. A call that has computed for [`QUANTUM`] while others wait gives its
 //! place to the tenant with the least CPU time, divided by its weight (start-time fair queueing). A
 //! call that waits for anything else has no place, so it delays none. While calls wait and
 //! processors are idle, more calls run. A tenant without calls saves up nothing, and keeps its
@@ -173,6 +174,19 @@ impl CpuTurn {
         call_cpu_time().saturating_sub(self.began)
     }
 
+    /// Gives its place to others, since the call ends. It is held for the next call of a tenant that
+    /// has used no more than its share.
+    fn end(&mut self) {
+        if std::mem::take(&mut self.has_place) {
+            let (mut state, now) = (self.scheduler.state(), Instant::now());
+            let computed = self.counted.saturating_sub(self.began);
+            state.hold(&self.tenant, self.weight, computed, now);
+            state.leave(&self.tenant);
+            state.dispatch(now);
+            state.wake_at_end_of_hold(now);
+        }
+    }
+
     /// Gives its place to others, since the call waits for something else.
     pub(crate) fn rest(&mut self) {
         if std::mem::take(&mut self.has_place) {
@@ -213,13 +227,17 @@ impl CpuTurn {
 
     /// Waits for a place. False if `proceeds` was first, and no place came meanwhile.
     fn wait(&self, waiter: &Arc<Waiter>, mut proceeds: impl FnMut() -> bool) -> bool {
+        let mut interval = STOP_CHECK_INTERVAL;
         while !waiter.has_place() {
-            std::thread::park_timeout(STOP_CHECK_INTERVAL);
+            std::thread::park_timeout(interval);
             {
                 // Calls with places may make no decisions, since they wait in the host.
                 let (mut state, now) = (self.scheduler.state(), Instant::now());
                 state.adjust(now);
                 state.dispatch(now);
+                let hold = state.end_of_hold(now).filter(|_| waiter.take_watch());
+                let left = hold.map(|end| end.saturating_duration_since(now));
+                interval = left.map_or(STOP_CHECK_INTERVAL, |left| left.min(STOP_CHECK_INTERVAL));
             }
             if !waiter.has_place() && !proceeds() {
                 let mut state = self.scheduler.state();
@@ -233,7 +251,7 @@ impl CpuTurn {
 
 impl Drop for CpuTurn {
     fn drop(&mut self) {
-        self.rest();
+        self.end();
         if let Some(waits) = &self.waits {
             waits.observe(self.waited.as_secs_f64());
         }

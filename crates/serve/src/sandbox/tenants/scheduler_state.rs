@@ -4,6 +4,10 @@
 //! without calls saves up nothing, and keeps its debt. The same holds for a tenant whose calls have
 //! places and are not charged, such as saves that wait for a disk: they do not hold back the
 //! virtual time at which others begin.
+//!
+//! A tenant that calls steadily finds its place free: the place of its last call is held for as
+//! long as that call computed, at most [`MAX_HOLD`], if the tenant has used no more than those that
+//! wait. So a hold leaves at most half of one processor idle, and there is always a place without.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,6 +28,11 @@ const MAX_DEBTORS: usize = 1024;
 /// Time without a charge after which running calls do not hold back the virtual time: several
 /// intervals of a watch.
 const UNCHARGED_TIME: Duration = Duration::from_millis(100);
+/// Maximum time for which the place of an ended call is held.
+const MAX_HOLD: Duration = Duration::from_millis(10);
+/// CPU time by which a tenant may be ahead of those that wait, and still hold a place: running calls
+/// of the others are charged as late as this.
+const HOLD_LEAD: Duration = Duration::from_millis(20);
 
 /// The places, the tenants that have them, and the calls that wait for one.
 pub(super) struct SchedulerState {
@@ -49,32 +58,47 @@ struct TenantState {
     waiting: VecDeque<(u64, Arc<Waiter>)>,
     /// When one of its calls got a place or was charged last.
     charged: Instant,
+    /// Until when the place of its last call is held for the next one, while it has no other.
+    held_until: Option<Instant>,
 }
 
 /// A call that waits for a place.
 pub(super) struct Waiter {
     thread: Thread,
     has_place: AtomicBool,
+    /// Whether it is the one that looks again when the next hold ends.
+    watches_holds: AtomicBool,
 }
 
 impl Waiter {
     /// A call on this thread.
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { thread: std::thread::current(), has_place: AtomicBool::new(false) })
+        let (has_place, watches_holds) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { thread: std::thread::current(), has_place, watches_holds })
     }
 
     pub(super) fn has_place(&self) -> bool {
         self.has_place.load(Ordering::Acquire)
     }
+
+    /// Whether it was asked since the last time to look again when the next hold ends.
+    pub(super) fn take_watch(&self) -> bool {
+        self.watches_holds.swap(false, Ordering::Relaxed)
+    }
 }
 
 impl TenantState {
     fn new(now: Instant) -> Self {
-        Self { used: 0, running: 0, waiting: VecDeque::new(), charged: now }
+        Self { used: 0, running: 0, waiting: VecDeque::new(), charged: now, held_until: None }
     }
 
     fn is_idle(&self) -> bool {
         self.running == 0 && self.waiting.is_empty()
+    }
+
+    /// Whether a place is held for its next call.
+    fn holds(&self, now: Instant) -> bool {
+        self.running == 0 && self.held_until.is_some_and(|end| now < end)
     }
 
     /// Whether its calls wait for something else than a place, as far as their charges show.
@@ -94,7 +118,8 @@ impl SchedulerState {
     fn tenant(&mut self, name: &Arc<str>, now: Instant) -> &mut TenantState {
         let clock = self.clock;
         if !self.tenants.contains_key(name) && self.tenants.len() >= MAX_IDLE_TENANTS {
-            self.tenants.retain(|_, known| !known.is_idle() || known.used > clock);
+            self.tenants
+                .retain(|_, known| !known.is_idle() || known.used > clock || known.holds(now));
             if self.tenants.len() >= MAX_DEBTORS {
                 self.forget_least_debt();
             }
@@ -119,9 +144,15 @@ impl SchedulerState {
         self.clock = self.clock.max(least.unwrap_or(0));
     }
 
+    /// Places that are held for the next calls of tenants. One place is left for all others.
+    fn held(&self, now: Instant) -> usize {
+        let held = self.tenants.values().filter(|tenant| tenant.holds(now)).count();
+        held.min(self.places - 1)
+    }
+
     /// The tenant whose waiting call gets a place now.
-    fn next(&self) -> Option<Arc<str>> {
-        let has_free = self.running < self.places + self.extra;
+    fn next(&self, now: Instant) -> Option<Arc<str>> {
+        let has_free = self.running + self.held(now) < self.places + self.extra;
         let waiting = self.tenants.iter().filter(|(_, tenant)| !tenant.waiting.is_empty());
         let allowed = waiting.filter(|(_, tenant)| has_free || tenant.running == 0);
         let order = |tenant: &TenantState| match is(Bug::TenantOrder) {
@@ -152,11 +183,12 @@ impl SchedulerState {
 
     /// Gives free places to waiting calls.
     pub(super) fn dispatch(&mut self, now: Instant) {
-        while let Some(name) = self.next() {
+        while let Some(name) = self.next(now) {
             let Some(tenant) = self.tenants.get_mut(&name) else { return };
             let Some((_, waiter)) = tenant.waiting.pop_front() else { return };
             tenant.running += 1;
             tenant.charged = now;
+            tenant.held_until = None;
             self.running += 1;
             waiter.has_place.store(true, Ordering::Release);
             waiter.thread.unpark();
@@ -173,6 +205,38 @@ impl SchedulerState {
         self.running > self.places + self.extra
     }
 
+    /// Holds the place of a call that has computed this long and ends now, while others wait.
+    pub(super) fn hold(&mut self, name: &Arc<str>, weight: u32, computed: Duration, now: Instant) {
+        let others = self.tenants.iter().filter(|(other, _)| *other != name);
+        let waiting = others.filter(|(_, tenant)| !tenant.waiting.is_empty());
+        let Some(least) = waiting.map(|(_, tenant)| tenant.used).min() else { return };
+        let lead = HOLD_LEAD.as_nanos() * VIRTUAL_NANOSECOND / u128::from(weight.max(1));
+        if let Some(tenant) = self.tenants.get_mut(name)
+            && tenant.waiting.is_empty()
+            && tenant.used <= least + lead
+        {
+            tenant.held_until = Some(now + computed.min(MAX_HOLD));
+        }
+    }
+
+    /// When the next hold ends, if there is one.
+    pub(super) fn end_of_hold(&self, now: Instant) -> Option<Instant> {
+        let holding = self.tenants.values().filter(|tenant| tenant.holds(now));
+        holding.filter_map(|tenant| tenant.held_until).min()
+    }
+
+    /// Wakes a waiting call if a place is held, so that it looks again when the hold ends.
+    pub(super) fn wake_at_end_of_hold(&self, now: Instant) {
+        if self.end_of_hold(now).is_none() {
+            return;
+        }
+        let waiting = self.tenants.values().filter_map(|tenant| tenant.waiting.front());
+        if let Some((_, waiter)) = waiting.min_by_key(|(arrival, _)| *arrival) {
+            waiter.watches_holds.store(true, Ordering::Relaxed);
+            waiter.thread.unpark();
+        }
+    }
+
     /// A call of a tenant has no place any more.
     pub(super) fn leave(&mut self, name: &Arc<str>) {
         self.running -= 1;
@@ -182,7 +246,7 @@ impl SchedulerState {
         }
         if let Some(tenant) = self.tenants.get_mut(name) {
             tenant.running -= 1;
-            if tenant.is_idle() && tenant.used <= self.clock {
+            if tenant.is_idle() && tenant.held_until.is_none() && tenant.used <= self.clock {
                 self.tenants.remove(name);
             }
         }
@@ -300,6 +364,67 @@ mod tests {
         }
     }
 
+    /// Two places, and three calls of a flood, one of which waits, while a call of the quiet tenant
+    /// ends that has computed this long.
+    fn hold_after(computed: Duration) -> (SchedulerState, Instant) {
+        let (mut state, now) = (state(2), Instant::now());
+        for tenant in ["flood", "flood", "quiet", "flood"] {
+            state.push(&name(tenant), Waiter::new(), now);
+            state.dispatch(now);
+        }
+        state.charge(&name("quiet"), 1, computed, now);
+        state.hold(&name("quiet"), 1, computed, now);
+        state.leave(&name("quiet"));
+        // A call of the flood makes room.
+        state.leave(&name("flood"));
+        (state, now)
+    }
+
+    #[test]
+    fn the_place_of_an_ended_call_is_held_for_as_long_as_it_computed() {
+        let (mut state, now) = hold_after(WORK / 2);
+        let end = now + WORK / 2;
+        assert_eq!(state.end_of_hold(now), Some(end));
+        state.dispatch(end - Duration::from_nanos(1));
+        assert_eq!((state.running, state.has_waiting()), (1, true), "the flood has one processor");
+        state.dispatch(end);
+        assert_eq!((state.running, state.has_waiting()), (2, false), "then it has both");
+        let (state, now) = hold_after(2 * MAX_HOLD);
+        assert_eq!(state.end_of_hold(now), Some(now + MAX_HOLD));
+    }
+
+    #[test]
+    fn a_held_place_is_taken_by_the_next_call_of_its_tenant() {
+        let (mut state, now) = hold_after(WORK);
+        state.push(&name("quiet"), Waiter::new(), now);
+        state.dispatch(now);
+        assert_eq!((state.running, state.end_of_hold(now)), (2, None));
+    }
+
+    #[test]
+    fn a_tenant_that_has_used_more_than_its_share_holds_no_place() {
+        let (state, now) = hold_after(2 * HOLD_LEAD);
+        assert_eq!(state.end_of_hold(now), None);
+    }
+
+    #[test]
+    fn held_places_leave_one_to_all_others() {
+        let (mut state, now) = (state(2), Instant::now());
+        state.push(&name("flood"), Waiter::new(), now);
+        for tenant in ["one", "two", "three"] {
+            state.push(&name(tenant), Waiter::new(), now);
+            state.dispatch(now);
+            state.push(&name("flood"), Waiter::new(), now);
+            state.charge(&name(tenant), 1, WORK, now);
+            state.hold(&name(tenant), 1, WORK, now);
+            state.leave(&name(tenant));
+        }
+        assert_eq!(state.held(now), 1);
+        state.leave(&name("flood"));
+        state.dispatch(now);
+        assert_eq!(state.running, 1, "the flood has a place");
+    }
+
     const FAIR: &str = "a_flood_gets_few_places_between_two_of_a_quiet_tenant";
 
     /// The greatest number of places that the flood gets between two of the quiet tenant, while a
@@ -360,7 +485,7 @@ mod tests {
         for _ in 0..8 {
             // One place becomes free at a time.
             state.places += 1;
-            let next = state.next().unwrap();
+            let next = state.next(Instant::now()).unwrap();
             let weight: u32 = if &*next == "heavy" { 3 } else { 1 };
             state.dispatch(now);
             state.charge(&next, weight, 3 * WORK, now);
