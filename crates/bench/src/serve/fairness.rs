@@ -55,12 +55,22 @@ impl Drop for FloodEnd<'_> {
     }
 }
 
-/// Runs `work` while the other tenant calls without a pause, and returns the calls of that one too.
+/// The calls of a flood, and its time from the first to the last one. Its calls share the places,
+/// so they end in groups, and a part of that time has none of their ends.
+#[derive(Default)]
+struct FloodCost {
+    calls: usize,
+    elapsed: Duration,
+}
+
+/// Runs `work` while the other tenant calls without a pause, and adds to `cost`.
 fn beside_a_flood<R>(
     server: &Server,
     sandboxes: &[serde_json::Value],
+    cost: &mut FloodCost,
     work: impl FnOnce() -> anyhow::Result<R>,
-) -> anyhow::Result<(R, usize)> {
+) -> anyhow::Result<R> {
+    let begun = Instant::now();
     let (ends, done) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let flood = sandboxes.iter().map(|sandbox| {
@@ -81,9 +91,7 @@ fn beside_a_flood<R>(
         while done.load(Ordering::Relaxed) < FLOOD && !is_over() {
             std::thread::sleep(POLL_INTERVAL);
         }
-        let before = done.load(Ordering::Relaxed);
         let result = work();
-        let flooded = done.load(Ordering::Relaxed) - before;
         drop(end);
         for client in flood {
             match client.join() {
@@ -91,7 +99,9 @@ fn beside_a_flood<R>(
                 Err(_) => bail!("a client of the flood panicked"),
             }
         }
-        Ok((result?, flooded))
+        cost.calls += done.load(Ordering::Relaxed);
+        cost.elapsed += begun.elapsed();
+        result
     })
 }
 
@@ -110,19 +120,18 @@ pub(super) fn fairness(
     let sandboxes = (0..FLOOD).map(|_| flooding.create("script"));
     let sandboxes = sandboxes.collect::<anyhow::Result<Vec<_>>>()?;
     calls(&mut client, &sandbox)?;
-    let (mut alone, mut beside, mut flooded) = (Vec::new(), Vec::new(), 0);
+    let (mut alone, mut beside, mut flood) = (Vec::new(), Vec::new(), FloodCost::default());
     for _ in 0..options.rounds {
         alone.extend(calls(&mut client, &sandbox)?);
         let work = || calls(&mut client, &sandbox);
-        let (times, flood) = beside_a_flood(&server, &sandboxes, work)?;
-        beside.extend(times);
-        flooded += flood;
+        beside.extend(beside_a_flood(&server, &sandboxes, &mut flood, work)?);
     }
     let [alone, mut beside] = [(PHASES[0], alone), (PHASES[1], beside)]
         .map(|(phase, times)| summarise(TABLE, CASE, phase.to_owned(), 1, times));
     beside.more.push(("times_the_median_alone", json!(beside.median / alone.median)));
     beside.more.push(("times_the_p99_alone", json!(beside.p99 / alone.p99)));
-    beside.more.push(("calls_of_the_flood", json!(flooded)));
+    let rate = flood.calls as f64 / flood.elapsed.as_secs_f64();
+    beside.more.push(("flood_calls_per_second", json!(rate)));
     for row in [alone, beside] {
         if options.wants(CASE, &row.strategy) {
             sink(&row);
