@@ -5,9 +5,9 @@
 //! places and are not charged, such as saves that wait for a disk: they do not hold back the
 //! virtual time at which others begin.
 //!
-//! A tenant that calls steadily finds its place free: the place of its last call is held for as
-//! long as that call computed, at most [`MAX_HOLD`], if the tenant has used no more than those that
-//! wait. So a hold leaves at most half of one processor idle, and there is always a place without.
+//! A tenant that calls steadily finds its place free. The place of its last call is held for the CPU
+//! time of that call, at most [`MAX_HOLD`], if the tenant has used no more than those that wait. A
+//! hold leaves at most half of one processor idle, and at least one place is never held.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const MAX_DEBTORS: usize = 1024;
 const UNCHARGED_TIME: Duration = Duration::from_millis(100);
 /// Maximum time for which the place of an ended call is held.
 const MAX_HOLD: Duration = Duration::from_millis(10);
-/// CPU time by which a tenant may be ahead of those that wait, and still hold a place: running calls
-/// of the others are charged as late as this.
+/// CPU time by which a tenant may be ahead of those that wait, and still hold a place. Running calls
+/// of the others are charged with a delay, which is shorter.
 const HOLD_LEAD: Duration = Duration::from_millis(20);
 
 /// The places, the tenants that have them, and the calls that wait for one.
@@ -205,7 +205,7 @@ impl SchedulerState {
         self.running > self.places + self.extra
     }
 
-    /// Holds the place of a call that has computed this long and ends now, while others wait.
+    /// Holds the place of a call that ends now after this CPU time, if others wait.
     pub(super) fn hold(&mut self, name: &Arc<str>, weight: u32, computed: Duration, now: Instant) {
         let others = self.tenants.iter().filter(|(other, _)| *other != name);
         let waiting = others.filter(|(_, tenant)| !tenant.waiting.is_empty());
@@ -364,8 +364,8 @@ mod tests {
         }
     }
 
-    /// Two places, and three calls of a flood, one of which waits, while a call of the quiet tenant
-    /// ends that has computed this long.
+    /// Two places, and three calls of a flood. One of them waits when a call of the quiet tenant ends,
+    /// after this CPU time.
     fn hold_after(computed: Duration) -> (SchedulerState, Instant) {
         let (mut state, now) = (state(2), Instant::now());
         for tenant in ["flood", "flood", "quiet", "flood"] {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_an_ended_call_is_held_for_as_long_as_it_computed() {
+    fn the_place_of_an_ended_call_is_held_for_its_cpu_time() {
         let (mut state, now) = hold_after(WORK / 2);
         let end = now + WORK / 2;
         assert_eq!(state.end_of_hold(now), Some(end));
