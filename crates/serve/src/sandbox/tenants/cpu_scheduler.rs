@@ -7,13 +7,13 @@
 //! tenant beyond them. A call of a tenant that computes nothing else begins at once. While one
 //! other tenant floods, it is one of `3 n / 2` threads, and has two thirds of a processor. On one
 //! processor it has half. If the tenant calls steadily, its place is held between its calls: it is
-//! one of `3 n / 2 - 1` threads then, and has a processor on two. A call that has computed for [`QUANTUM`] while others wait gives its
-//! place to the tenant with the least CPU time, divided by its weight (start-time fair queueing). A
-//! call that waits for anything else has no place, so it delays none. While calls wait and
-//! processors are idle, more calls run. A tenant without calls saves up nothing, and keeps its
-//! debt. May break it: work without a watch, such as local saves and reads of files, keeps its
-//! place to its end, and a call that begins to compute after a wait has none for one interval of
-//! its watch.
+//! one of `3 n / 2 - 1` threads then, and has a processor on two. A call that has computed for
+//! [`QUANTUM`] while others wait gives its place to the tenant with the least CPU time, divided by
+//! its weight (start-time fair queueing). A call that waits for anything else has no place, so it
+//! delays none. While calls wait and processors are idle, more calls run. A tenant without calls
+//! saves up nothing, and keeps its debt. May break it: work without a watch, such as local saves
+//! and reads of files, keeps its place to its end, and a call that begins to compute after a wait
+//! has none for one interval of its watch.
 
 use std::num::NonZero;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -174,8 +174,8 @@ impl CpuTurn {
         call_cpu_time().saturating_sub(self.began)
     }
 
-    /// Gives its place to others, since the call ends. It is held for the next call of a tenant that
-    /// has used no more than its share.
+    /// Gives its place to others, since the call ends. It is held for the next call of a tenant
+    /// that has used no more than its share.
     fn end(&mut self) {
         if std::mem::take(&mut self.has_place) {
             let (mut state, now) = (self.scheduler.state(), Instant::now());
