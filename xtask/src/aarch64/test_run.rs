@@ -26,15 +26,19 @@ echo "== all ended"
 /// catch them, and one with a hundred thousand faults. They run on x86-64.
 const SLOW: [&str; 3] = ["planted", "are_caught", "hundreds_of_scattered_writers"];
 
-/// Tests of Linux guests that the machine fails: its shell is busybox, which sets `SHLVL` and runs
+/// Certificates of authorities, which clients of registries and object stores need to start.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// Tests that the machine fails: its shell and its `tar` are busybox, which sets `SHLVL` and runs
 /// its own commands without a process, and its first user has all capabilities.
-const OF_ANOTHER_HOST: [&str; 7] = [
+const OF_ANOTHER_HOST: [&str; 8] = [
     "a_process_that_is_killed_while_it_waits_ends_the_call_alone",
     "a_program_is_known_without_links_and_called_as_it_was_named",
     "a_shell_names_its_descriptors",
     "proc_reveals_nothing_of_the_host",
     "sockets_and_queues_do_what_they_do_on_linux",
     "status_shows_the_umask_of_its_process",
+    "tar_reads_the_archive_and_what_it_extracts_is_a_store",
     "user_0_of_a_guest_reads_and_writes_nothing_beyond_its_grants",
 ];
 
@@ -84,6 +88,9 @@ impl TestRun {
         }
         for file in &self.files {
             machine.add_file(file, file)?;
+        }
+        if Path::new(CERTIFICATES).is_file() {
+            machine.add_file(Path::new(CERTIFICATES), Path::new(CERTIFICATES))?;
         }
         // Cargo makes it for tests (`CARGO_TARGET_TMPDIR`).
         machine.add_folder(&folder().join(TARGET).join("tmp"))?;
