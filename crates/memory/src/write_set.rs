@@ -125,12 +125,16 @@ impl WriteSet {
         runs
     }
 
-    /// Adds sorted, disjoint runs; returns how many pages were new.
+    /// Adds runs that are sorted by their first page; returns how many pages were new.
     pub(crate) fn learn(&mut self, runs: &[PageRange]) -> usize {
         let before = self.entries.len();
         let mut merged = Vec::with_capacity(before + runs.len());
         let mut old = self.entries.iter().copied().peekable();
         for page in runs.iter().flat_map(|r| r.start..r.end()) {
+            // A run before this one has the page too.
+            if merged.last().is_some_and(|last: &Entry| last.page >= page) {
+                continue;
+            }
             while let Some(entry) = old.next_if(|e| e.page < page) {
                 merged.push(entry);
             }
@@ -423,6 +427,15 @@ mod tests {
         assert_eq!(set.learn(&[PageRange::new(0, 1), PageRange::new(5, 3)]), 3);
         let runs = [PageRange::new(0, 1), PageRange::new(4, 4), PageRange::new(9, 1)];
         assert_eq!(set.runs(), runs);
+    }
+
+    #[test]
+    fn a_page_of_two_runs_is_learned_once() {
+        let mut set = WriteSet::default();
+        set.learn(&[PageRange::new(6, 1)]);
+        let runs = [PageRange::new(4, 6), PageRange::new(5, 2), PageRange::new(8, 4)];
+        assert_eq!(set.learn(&runs), 7);
+        assert_eq!((set.len(), set.runs()), (8, vec![PageRange::new(4, 8)]));
     }
 
     /// Samples until page 1 of two is evicted, once it was learned.

@@ -15,3 +15,4 @@ mod promises;
 mod reclaim;
 mod shortages;
 mod tenants;
+mod zeros;

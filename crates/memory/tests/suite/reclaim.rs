@@ -8,25 +8,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::run_isolated;
 use proptest::prelude::*;
 
-/// Memory of the files that hold `image`, in pages.
-fn stored(image: &Image) -> u64 {
-    let files = image.files().unwrap();
-    let mut seen: Vec<usize> = Vec::new();
-    for (index, file) in files.iter().enumerate() {
-        if !seen.iter().any(|other| files[*other].shares_file(file)) {
-            seen.push(index);
-        }
-    }
-    let blocks = |index: usize| {
-        let file = files[index].file().unwrap();
-        let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-        // SAFETY: the call fills the structure, or fails.
-        assert_eq!(unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) }, 0);
-        // SAFETY: filled, see above.
-        unsafe { stat.assume_init() }.st_blocks as u64 * 512 / PAGE_SIZE as u64
-    };
-    seen.into_iter().map(blocks).sum()
-}
+use crate::common::resident_pages;
 
 /// Pages that every turn writes: enough that each state has a file for itself.
 const REWRITTEN: usize = 300;
@@ -73,10 +55,10 @@ fn files_of_images_are_handed_out_for_reading_only() {
 fn dropped_checkpoints_give_back_the_pages_that_no_later_state_shares() {
     let (slot, mut states) = turns();
     let last = states.pop().unwrap();
-    let before = stored(&last);
+    let before = resident_pages(&last);
     assert!(before >= (TURNS * REWRITTEN) as u64, "{before} pages with all states");
     drop(states);
-    let after = stored(&last);
+    let after = resident_pages(&last);
     println!("{before} pages with {TURNS} states, {after} with the last");
     assert!(after <= (REWRITTEN + 2 * TURNS) as u64, "{after} pages with the last state alone");
     for turn in 0..TURNS {
@@ -139,12 +121,12 @@ fn pages_that_a_child_may_read_stay() {
             status
         };
         assert_eq!(status, 0, "the child found other content");
-        assert!(stored(&last) >= (TURNS * REWRITTEN) as u64);
+        assert!(resident_pages(&last) >= (TURNS * REWRITTEN) as u64);
         drop(last);
         let (_slot, mut states) = turns();
         let last = states.pop().unwrap();
         drop(states);
-        assert!(stored(&last) <= (REWRITTEN + 2 * TURNS) as u64);
+        assert!(resident_pages(&last) <= (REWRITTEN + 2 * TURNS) as u64);
     });
 }
 

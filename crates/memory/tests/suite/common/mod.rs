@@ -1,5 +1,7 @@
 //! A filler for tests: copies from a byte vector, at once, slowly, or not at all.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -124,4 +126,21 @@ pub(crate) fn occupied(content: &[u8]) -> Vec<PageRange> {
         }
     }
     runs
+}
+
+/// Memory of the files that hold `image`, in pages.
+#[cfg(not(any(miri, afresh_portable)))]
+pub(crate) fn resident_pages(image: &Image) -> u64 {
+    let files = image.files().unwrap();
+    let mut seen: Vec<usize> = Vec::new();
+    for (index, file) in files.iter().enumerate() {
+        if !seen.iter().any(|other| files[*other].shares_file(file)) {
+            seen.push(index);
+        }
+    }
+    let blocks = |index: usize| {
+        let file = File::from(files[index].file().unwrap().try_clone_to_owned().unwrap());
+        file.metadata().unwrap().blocks() * 512 / PAGE_SIZE as u64
+    };
+    seen.into_iter().map(blocks).sum()
 }
