@@ -2,8 +2,8 @@
 //!
 //! Runs are stored one after the other. Between some of them is a hole, as long as the gap between
 //! the runs in the image, so that both are mapped as one. A hole takes no memory until a guest
-//! reads it through such a mapping. Then the kernel adds a page of zeros to the file, for as long as
-//! the image exists.
+//! reads it through such a mapping. Then the kernel adds a page of zeros to the file, which is freed
+//! with the image.
 //!
 //! Promises: places are in the order of the runs and do not overlap. Where the gaps allow it, a
 //! slot needs at most [`MAX_RUNS`] mappings for a backing, or [`MAX_LONG_RUNS`] with long gaps. The
