@@ -1,7 +1,5 @@
 //! A filler for tests: copies from a byte vector, at once, slowly, or not at all.
 
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -131,6 +129,9 @@ pub(crate) fn occupied(content: &[u8]) -> Vec<PageRange> {
 /// Memory of the files that hold `image`, in pages.
 #[cfg(not(any(miri, afresh_portable)))]
 pub(crate) fn resident_pages(image: &Image) -> u64 {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
     let files = image.files().unwrap();
     let mut seen: Vec<usize> = Vec::new();
     for (index, file) in files.iter().enumerate() {
