@@ -2,7 +2,7 @@
 //!
 //! Runs are stored one after the other. Between some of them is a hole, as long as the gap between
 //! the runs in the image, so that both are mapped as one. A hole takes no memory until a guest
-//! reads it through such a mapping. Then the kernel adds a page of zeros to the file, which is freed
+//! reads it through such a mapping. Then the kernel adds a page of zeros to the file. It is freed
 //! with the image.
 //!
 //! Promises: places are in the order of the runs and do not overlap. Where the gaps allow it, a
