@@ -180,7 +180,7 @@ struct HostState {
     endpoints: Mutex<BTreeMap<String, Arc<Endpoint>>>,
     /// Names of endpoints that are being opened. Locked after `endpoints`.
     reserved: Mutex<BTreeSet<String>>,
-    /// By name.
+    /// By name. Locked after `totals` of an endpoint.
     vms: Mutex<BTreeMap<String, ConnectedVm>>,
     stop: AtomicBool,
     threads: Mutex<usize>,
@@ -358,7 +358,13 @@ impl VmmHost {
     /// The open endpoints.
     #[must_use]
     pub fn endpoints(&self) -> Vec<EndpointInfo> {
-        let info = |endpoint: &Arc<Endpoint>| {
+        let endpoints: Vec<Arc<Endpoint>> = lock(&self.0.endpoints).values().cloned().collect();
+        // No lock of the host is held while a VMM is asked: it may be listing its pages.
+        endpoints.iter().map(|endpoint| self.endpoint_info(endpoint)).collect()
+    }
+
+    fn endpoint_info(&self, endpoint: &Arc<Endpoint>) -> EndpointInfo {
+        let (mut totals, vms) = {
             // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or
             // with those that have ended.
             let ended = lock(&endpoint.totals);
@@ -368,19 +374,17 @@ impl VmmHost {
                 .filter(of_endpoint)
                 .filter_map(|vm| vm.vm.clone())
                 .collect();
-            let mut totals = *ended;
-            for vm in vms {
-                totals.served.add(&vm.stats().served);
-            }
-            drop(ended);
-            EndpointInfo {
-                options: endpoint.options.clone(),
-                used: endpoint.budget.used(),
-                vms: endpoint.live.load(Ordering::Acquire),
-                totals,
-            }
+            (*ended, vms)
         };
-        lock(&self.0.endpoints).values().map(info).collect()
+        for vm in vms {
+            totals.served.add(&vm.stats().served);
+        }
+        EndpointInfo {
+            options: endpoint.options.clone(),
+            used: endpoint.budget.used(),
+            vms: endpoint.live.load(Ordering::Acquire),
+            totals,
+        }
     }
 
     /// Room for pages that are streamed ahead, which all VMMs share.
@@ -494,5 +498,50 @@ impl VmmHost {
         totals.failed += usize::from(result.is_err());
         drop(totals);
         (self.0.report)(&HostEvent::Served { name, number, result: &result });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SourceError;
+
+    /// One page of zeros.
+    struct ZeroSource;
+
+    impl PageSource for ZeroSource {
+        fn pages(&self) -> usize {
+            1
+        }
+
+        unsafe fn read(&self, _: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+            // SAFETY: the caller's promise.
+            unsafe { to.write_bytes(0, pages * afresh_sys::PAGE_SIZE) };
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_listing_that_waits_for_a_vmm_holds_no_lock_of_the_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = VmmHost::new(None, |_| {});
+        let options = EndpointOptions::new("a", "store@a", dir.path().join("a.sock"));
+        host.open_endpoint(options, Arc::new(ZeroSource)).unwrap();
+        let endpoint = lock(&host.0.endpoints)["a"].clone();
+        let totals = lock(&endpoint.totals);
+        let (started, threads) = std::sync::mpsc::channel();
+        let of_thread = host.clone();
+        let listing = std::thread::spawn(move || {
+            started.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+            of_thread.endpoints().len()
+        });
+        let status = std::path::Path::new("/proc").join(threads.recv().unwrap()).join("stat");
+        while !std::fs::read_to_string(&status).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
+        assert!(host.0.endpoints.try_lock().is_ok());
+        drop(totals);
+        assert_eq!(listing.join().unwrap(), 1);
+        host.stop();
     }
 }
