@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use afresh::linux::{
     End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, Warm, WarmError,
-    call_name,
+    call_name, find_in_path,
 };
 use afresh::{CallCost, Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
@@ -132,9 +132,10 @@ pub(crate) struct Arguments {
     /// A program, by its path or its name in PATH, and its arguments; or an OCI image or the state
     /// of `--save`, and a command.
     ///
-    /// An image is oci://REGISTRY/REPOSITORY[:TAG], the directory of a layout, or a .tar of one. A
-    /// command after `--` replaces that of the image. The state of a program that has exited needs
-    /// a command, which gets its files.
+    /// An image is oci://REGISTRY/REPOSITORY[:TAG], the directory of a layout, or a .tar of one. In
+    /// this directory it is written as ./NAME: a name alone is looked up in PATH only. A command
+    /// after `--` replaces that of the image. The state of a program that has exited needs a
+    /// command, which gets its files.
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -328,10 +329,15 @@ fn ulimit(text: &str) -> Result<(Resource, u64, u64), String> {
     Ok((name.parse()?, soft, hard))
 }
 
-/// The OCI image or the saved state that a word names, if it names one and no program.
+/// The OCI image or the saved state that a word names, if it names one and no program. The name of
+/// a program alone, as `make`, names none: the present directory may be a stranger's, and have an
+/// image of that name.
 fn stored(word: &str) -> Option<Reference> {
     let reference: Reference = word.parse().ok()?;
+    let is_path = word.contains('/') || [".", ".."].contains(&word);
+    let is_state = || reference.explicit_name().is_some() && find_in_path(word).is_none();
     let is_stored = match reference.place() {
+        Place::Directory(_) | Place::File(_) if !is_path && !is_state() => false,
         Place::Remote(_) => true,
         Place::Directory(path) => path.is_dir(),
         Place::File(path) => is_archive(path) && path.is_file(),

@@ -98,6 +98,12 @@ fn the_state_of_an_exit_has_the_files_and_exits_again() {
     assert_eq!(ended(top, &more, "").2, Some(0));
     let (out, err, code) = ended(top, &["exec", "store@more", "--", "cat", "/tmp/made/file"], "");
     assert_eq!((&*out, code), ("text\nmore\n", Some(0)), "{err}");
+    // A name alone is that of a program, also where the directory has such a state.
+    std::fs::rename(top.join("store"), top.join("echo")).unwrap();
+    assert_eq!(ended(top, &["exec", "echo", "text"], "").0, "text\n");
+    let (_, err, code) = ended(top, &["exec", "echo@made", "--", "cat", "/tmp/made/file"], "");
+    assert_eq!(code, Some(0), "{err}");
+    std::fs::rename(top.join("echo"), top.join("store")).unwrap();
     let (_, err, code) = ended(top, &["exec", "store@made", "--", "nosuch"], "");
     assert!(code == Some(127) && err.contains("nosuch"), "{err}");
     let (_, err, code) =
@@ -196,6 +202,15 @@ fn programs_are_found_and_named_as_by_a_shell() {
     };
     script("plain", "echo plain $1\n");
     assert_eq!(ended(&top, &["exec", "--", "./plain", "one"], "").0, "plain one\n");
+    // Files of the present directory replace no program: it may be a stranger's.
+    script("sed", "echo replaced\n");
+    script("only-here", "echo here\n");
+    for call in [&["exec", "--"][..], &["run", "--linux"]] {
+        let (out, err, _) = ended(&top, &[call, &["sed", "--version"][..]].concat(), "");
+        assert!(!out.contains("replaced"), "{call:?}: {out}{err}");
+        let (_, err, code) = ended(&top, &[call, &["only-here"][..]].concat(), "");
+        assert!(code != Some(0) && err.contains("./only-here is the path"), "{call:?}: {err}");
+    }
     script("binary", "\0\0");
     assert_eq!(ended(&top, &["exec", "--", "./binary"], "").2, Some(126));
     std::fs::write(top.join("data"), "data\n").unwrap();

@@ -147,7 +147,7 @@ fn an_image_in_a_registry_is_a_guest() {
     crane(&["pull", "--format", "oci", &name, pulled.to_str().unwrap()]);
     std::fs::write(folder.join("lines"), "a\nb\n").unwrap();
     for (image, arguments, heard) in
-        [(&*image, &["--", "you"][..], "you"), ("pulled", &[], "world")]
+        [(&*image, &["--", "you"][..], "you"), ("./pulled", &[], "world")]
     {
         let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         command.current_dir(folder).arg("exec").arg(image).args(arguments);

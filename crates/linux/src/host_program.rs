@@ -34,18 +34,23 @@ pub struct HostProgram {
 }
 
 impl HostProgram {
-    /// The program that a shell would run for `word`.
+    /// The program that a shell would run for `word`. A word without a slash names no file of the
+    /// present directory, which may be a stranger's.
     ///
     /// # Errors
-    /// For a word without a slash that is neither a file nor in `PATH`.
+    /// For a word without a slash that is not in `PATH`.
     pub fn find(word: impl AsRef<OsStr>) -> io::Result<Self> {
         let named = Path::new(&word);
-        // A path, or a snapshot of a program.
-        let found = if named.components().count() > 1 || named.is_file() {
+        let found = if named.as_os_str().as_encoded_bytes().contains(&b'/') {
             named.to_owned()
         } else {
             find_in_path(&word).ok_or_else(|| {
-                let why = format!("program {} not found in PATH; give its path", named.display());
+                let named = named.display();
+                let why = match Path::new(&word).exists() {
+                    true => format!("; ./{named} is the path of that in the present directory"),
+                    false => "; give its path".to_owned(),
+                };
+                let why = format!("program {named} not found in PATH{why}");
                 io::Error::new(io::ErrorKind::NotFound, why)
             })?
         };
