@@ -45,8 +45,8 @@ impl Options {
     }
 
     /// Directory for compiled guests, pages of remote snapshots and OCI images between runs. The
-    /// files are native code, so the directory must be the embedder's own. Nothing is kept if not
-    /// set.
+    /// files are native code, so the directory must be the embedder's own, and opening a Wasm guest
+    /// fails where other users can write to it. Nothing is kept if not set.
     pub fn cache(mut self, dir: impl Into<PathBuf>) -> Self {
         self.cache = Some(dir.into());
         self

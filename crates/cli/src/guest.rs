@@ -55,7 +55,7 @@ pub(crate) struct OpenArguments {
     pub(crate) memory: Option<u64>,
     /// Directory that caches compiled guests between runs.
     ///
-    /// It holds native code: no other user may be able to write to it.
+    /// It holds native code, so a directory that other users can write to is refused.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Set an environment variable of the guest.

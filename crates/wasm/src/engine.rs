@@ -201,6 +201,10 @@ impl EngineConfig {
         zero && plain == others && code == other_code
     }
 
+    fn check_cache(&self) -> Result<(), LoadError> {
+        self.cache.as_deref().map_or(Ok(()), cache::check_directory)
+    }
+
     /// Whether the engine accepts components of WASI 0.3.
     pub(crate) fn has_p3(&self) -> bool {
         #[cfg(feature = "p3")]
@@ -272,6 +276,8 @@ fn takes_slots(wasm: &wasmtime::Engine) -> bool {
 pub(crate) struct Inner {
     pub(crate) wasmtime: wasmtime::Engine,
     pub(crate) config: EngineConfig,
+    /// Opens the directory of its cache.
+    open_cache: fn(&std::path::Path) -> Cache<'_>,
     /// The process whose thread advances the epoch, by its generation; 0 for none.
     ticking: AtomicU32,
     /// Times that the epoch was advanced here.
@@ -315,8 +321,18 @@ impl Engine {
     /// Sets the engine up.
     ///
     /// # Errors
-    /// [`LoadError::Engine`] when wasmtime does not support this machine or configuration.
+    /// [`LoadError::Engine`] when wasmtime does not support this machine or configuration, and
+    /// [`LoadError::SharedCache`] when other users can write to the cache.
     pub fn new(config: EngineConfig) -> Result<Self, LoadError> {
+        config.check_cache()?;
+        Self::with_cache(config, Cache::new)
+    }
+
+    /// As [`Engine::new`], with a cache that is not checked.
+    fn with_cache(
+        config: EngineConfig,
+        open_cache: fn(&std::path::Path) -> Cache<'_>,
+    ) -> Result<Self, LoadError> {
         let mut wasm = wasmtime::Config::new();
         wasm.wasm_multi_memory(true)
             .wasm_memory64(true)
@@ -329,7 +345,8 @@ impl Engine {
         if config.portable {
             compile_for_all(&mut wasm).map_err(LoadError::Engine)?;
         }
-        Ok(Self::with(wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?, config))
+        let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
+        Ok(Self::with(wasmtime, config, open_cache))
     }
 
     /// The engine of this configuration that others of the process use, or a new one that others
@@ -353,22 +370,29 @@ impl Engine {
     /// given to [`EngineConfig::apply`]. The embedder may run other guests with it.
     ///
     /// # Errors
-    /// [`LoadError::Settings`] names what the engine lacks.
+    /// [`LoadError::Settings`] names what the engine lacks, and [`LoadError::SharedCache`] is that of
+    /// [`Engine::new`].
     pub fn over(wasmtime: wasmtime::Engine, config: EngineConfig) -> Result<Self, LoadError> {
+        config.check_cache()?;
         let missing = config.missing(&wasmtime);
         if missing.is_empty() {
-            Ok(Self::with(wasmtime, config))
+            Ok(Self::with(wasmtime, config, Cache::new))
         } else {
             Err(LoadError::Settings { missing })
         }
     }
 
-    fn with(wasmtime: wasmtime::Engine, config: EngineConfig) -> Self {
+    fn with(
+        wasmtime: wasmtime::Engine,
+        config: EngineConfig,
+        open_cache: fn(&std::path::Path) -> Cache<'_>,
+    ) -> Self {
         let (ticking, generation) = (AtomicU32::new(0), fork::generation());
         let ticks = Arc::default();
         let inner = Inner {
             wasmtime,
             config,
+            open_cache,
             ticking,
             ticks,
             generation,
@@ -475,12 +499,12 @@ impl Engine {
         let config = &self.inner.config;
         let cache = Some(config.precompiled.clone()?);
         let of = EngineConfig { cache, precompiled: None, portable: true, ..config.clone() };
-        Engine::new(of).ok()
+        Engine::with_cache(of, Cache::installed).ok()
     }
 
     /// The cache of compiled guests, if configured.
     pub(crate) fn cache(&self) -> Option<Cache<'_>> {
-        self.inner.config.cache.as_deref().map(Cache::new)
+        self.inner.config.cache.as_deref().map(self.inner.open_cache)
     }
 
     /// The name in the cache of an object made from `parts` by an engine like this one.

@@ -45,6 +45,20 @@ pub enum LoadError {
     /// The engine could not be configured.
     #[error("the Wasm engine could not be set up: {0:#}")]
     Engine(wasmtime::Error),
+    /// Other users can write to the cache of compiled guests, or own it.
+    #[error(
+        "the cache {} is of user {owner}, with mode {mode:o}, so that other users can replace the native code in it: \
+         give a directory that this user alone can write to, or use `chmod go-w`",
+        directory.display()
+    )]
+    SharedCache {
+        /// The cache.
+        directory: std::path::PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
+    },
     /// The engine belongs to the parent of this process.
     #[error(
         "the engine was made before a fork, and compiles with threads that only its parent has: make one in the child"
