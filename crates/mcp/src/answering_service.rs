@@ -3,8 +3,8 @@
 //!
 //! Promises: a bounded number of calls uses or awaits sandboxes, because each keeps its arguments
 //! in memory while it waits. A further call gets an error at once. Calls of `create_sandbox`,
-//! `close_sandbox` and `list_sandboxes` wait for no sandbox and are not counted: the maximum of
-//! sandboxes bounds those that start one. A panic of the four asynchronous handlers of
+//! `close_sandbox` and `list_sandboxes` are not counted: the maximum of sandboxes bounds those that
+//! start one, and those that wait for the last call of one that they close. A panic of the four asynchronous handlers of
 //! [`Server`](crate::Server) is an error. Not promised: panics of `rmcp` itself, and of functions
 //! of the server that are not asynchronous.
 
@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Maximum calls in flight of a server with at most as many sandboxes.
 const MAX_CALLS: usize = 256;
-/// The tools whose calls wait for no sandbox.
+/// The tools whose calls wait for no call of another client to end by itself.
 const PROMPT_TOOLS: [&str; 3] = ["create_sandbox", "close_sandbox", "list_sandboxes"];
 
 /// A service that answers a request with an error if its handler panics, or if too many calls use

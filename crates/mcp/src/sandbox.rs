@@ -51,6 +51,8 @@ pub(crate) enum SandboxError {
     NotEnded,
     #[error("the call was cancelled")]
     Cancelled,
+    #[error("the sandbox was closed during the call")]
+    Closed,
     #[error("{0}")]
     Refused(String),
 }

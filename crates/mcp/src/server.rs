@@ -20,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use crate::answering_service::AnsweringService;
 use crate::message_limit::MessagePermits;
 use crate::registry::Registry;
-use crate::sandbox::Sandbox;
 use crate::stdio::{StdioTransport, serve_client};
 use crate::tools::{self, ToolCall};
 
@@ -168,9 +167,9 @@ impl Server {
         let refused = |error: crate::sandbox::SandboxError| {
             ErrorData::resource_not_found(error.to_string(), None)
         };
-        let mut sandbox = self.registry.enter(sandbox, cancellation).await.map_err(refused)?;
-        let read = move |sandbox: &mut Sandbox| sandbox.read_file(&path, 0, None);
-        let read = tokio::task::spawn_blocking(move || read(&mut sandbox)).await;
+        let mut entered = self.registry.enter(sandbox, cancellation).await.map_err(refused)?;
+        let read = move || entered.guard.sandbox.read_file(&path, 0, None);
+        let read = tokio::task::spawn_blocking(read).await;
         let file = read
             .map_err(|error| ErrorData::internal_error(error.to_string(), None))?
             .map_err(refused)?;

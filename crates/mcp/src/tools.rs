@@ -21,7 +21,7 @@ use crate::arguments::{
 };
 use crate::collector::{Limits, OutputCollector};
 use crate::message_limit::MessagePermits;
-use crate::registry::Registry;
+use crate::registry::{EnteredSandbox, Registry};
 use crate::results::{
     CodeResult, CommandResult, Describe, DiffResult, FileContent, Listing, SandboxNames, StateId,
     StateTree, WrittenFile,
@@ -246,23 +246,32 @@ impl ToolCall {
         }))
     }
 
-    /// Uses a sandbox once the calls before this one have ended.
+    /// Uses a sandbox once the calls before this one have ended. The call is cancelled if the
+    /// sandbox is closed.
     async fn with<R: Send + 'static>(
         &self,
         sandbox: &str,
         run: impl FnOnce(&mut Sandbox) -> Result<R, SandboxError> + Send + 'static,
     ) -> Result<R, SandboxError> {
-        let mut sandbox = self.registry.enter(sandbox, &self.cancellation).await?;
+        let entered = self.registry.enter(sandbox, &self.cancellation).await?;
+        let EnteredSandbox { mut guard, closed } = entered;
         let (cancelled, permits) = (Arc::clone(&self.cancelled), self.permits.clone());
-        let running = tokio::task::spawn_blocking(move || {
+        let mut running = tokio::task::spawn_blocking(move || {
             // The call runs to its end where its client has left.
             let _permits = permits;
             if cancelled.load(Ordering::Relaxed) {
                 return Err(SandboxError::Cancelled);
             }
-            run(&mut sandbox)
+            run(&mut guard.sandbox)
         });
-        running.await.unwrap_or_else(|error| {
+        let ended = tokio::select! {
+            ended = &mut running => ended,
+            () = closed.cancelled() => {
+                self.cancelled.store(true, Ordering::Relaxed);
+                running.await.map(|_| Err(SandboxError::Closed))
+            }
+        };
+        ended.unwrap_or_else(|error| {
             Err(SandboxError::Refused(format!("the call ended by an internal error: {error}")))
         })
     }
@@ -375,9 +384,7 @@ impl ToolCall {
 
     async fn close_sandbox(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
         let CloseArguments { sandbox } = parse(arguments)?;
-        let registry = Arc::clone(&self.registry);
-        let closed = tokio::task::spawn_blocking(move || registry.close(&sandbox)).await;
-        closed.map_err(|error| SandboxError::Refused(error.to_string()))??;
+        self.registry.close(&sandbox).await?;
         Ok(answer(&SandboxNames { sandboxes: self.registry.names() }, false))
     }
 
@@ -398,10 +405,15 @@ mod tests {
     use crate::message_limit::MessageMemory;
 
     fn registry() -> Arc<Registry> {
+        registry_of(100)
+    }
+
+    fn registry_of(max_sandboxes: usize) -> Arc<Registry> {
         let wasm = wat::parse_str(r#"(module (memory (export "memory") 1))"#).unwrap();
         let guest = Guest::from_bytes("empty", &wasm, &Options::new()).unwrap();
         let language = afresh_interpreter::Language::named("javascript").unwrap();
-        Arc::new(Registry::new(Config::new(guest, language)).unwrap())
+        let config = Config { max_sandboxes, ..Config::new(guest, language) };
+        Arc::new(Registry::new(config).unwrap())
     }
 
     fn new_call(registry: &Arc<Registry>) -> ToolCall {
@@ -424,8 +436,7 @@ mod tests {
         const FREE: usize = 3;
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.max_blocking_threads(1).build().unwrap().block_on(async {
-            let mut registry = registry();
-            Arc::get_mut(&mut registry).unwrap().config.max_sandboxes = FREE + 1;
+            let registry = registry_of(FREE + 1);
             let (end, ends) = std::sync::mpsc::channel::<()>();
             let occupied = tokio::task::spawn_blocking(move || ends.recv());
             let calls = (0..4 * FREE).map(|_| {
@@ -447,15 +458,14 @@ mod tests {
                 refused += usize::from(call.await.unwrap().is_err());
             }
             assert_eq!((refused, registry.names().len()), (3 * FREE, FREE + 1));
-            registry.close("sandbox-1").unwrap();
+            registry.close("sandbox-1").await.unwrap();
             new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap();
         });
     }
 
     #[tokio::test]
     async fn places_of_sandboxes_that_are_not_made_are_free_again() {
-        let mut registry = registry();
-        Arc::get_mut(&mut registry).unwrap().config.max_sandboxes = 2;
+        let registry = registry_of(2);
         let fork = arguments(serde_json::json!({"count": 1, "sandbox": "absent"}));
         let failed = new_call(&registry).fork(fork).await.unwrap_err().to_string();
         assert!(failed.starts_with("no sandbox is named"), "{failed}");
@@ -471,6 +481,42 @@ mod tests {
         assert!(matches!(cancelled.fork(fork).await, Err(SandboxError::Cancelled)));
         new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap();
         assert!(new_call(&registry).create_sandbox(JsonObject::new()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_closed_sandbox_has_its_place_until_its_cancelled_call_has_ended() {
+        let registry = registry_of(2);
+        new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap();
+        let (begun, is_begun) = tokio::sync::oneshot::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let call = new_call(&registry);
+        let cancelled = Arc::clone(&call.cancelled);
+        let run = move |_: &mut Sandbox| {
+            begun.send(()).unwrap();
+            let _ = ends.recv();
+            Ok(())
+        };
+        let running = tokio::spawn(async move { call.with("sandbox-1", run).await });
+        is_begun.await.unwrap();
+        let waiting = new_call(&registry);
+        let waiting = tokio::spawn(async move { waiting.with("sandbox-1", |_| Ok(())).await });
+        tokio::task::yield_now().await;
+        let close = arguments(serde_json::json!({"sandbox": "sandbox-1"}));
+        let closing = new_call(&registry);
+        let closing = tokio::spawn(async move { closing.close_sandbox(close).await });
+        assert!(matches!(waiting.await.unwrap(), Err(SandboxError::Closed)));
+        while !cancelled.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(registry.names(), [MAIN]);
+        let refused = new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.starts_with("1 sandboxes exist, 1 are being made or closed"), "{refused}");
+        assert!(!closing.is_finished(), "the call runs");
+        end.send(()).unwrap();
+        assert!(matches!(running.await.unwrap(), Err(SandboxError::Closed)));
+        closing.await.unwrap().unwrap();
+        new_call(&registry).create_sandbox(JsonObject::new()).await.unwrap();
     }
 
     #[tokio::test]
