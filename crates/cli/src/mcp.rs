@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::Settings;
 use crate::guest::GuestArguments;
 use crate::output::{Format, message, say};
+use crate::units::mebibytes;
 
 /// Maximum time limit of a call without `--timeout`.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
@@ -33,6 +34,10 @@ pub(crate) struct Arguments {
     /// Maximum number of sandboxes.
     #[arg(long, value_name = "N", default_value_t = 100)]
     max_sandboxes: usize,
+    /// Maximum memory of the checkpoints of all sandboxes, and of the states that forks start from,
+    /// in MiB or with a unit.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = mebibytes)]
+    state_memory: u64,
     /// Answer clients over streamable HTTP at this address, on the path `/mcp`.
     ///
     /// Without it, one client is answered on standard input and output.
@@ -70,6 +75,7 @@ impl Arguments {
         config.timeout = config.timeout.min(max_timeout);
         config.max_timeout = max_timeout;
         config.max_sandboxes = self.max_sandboxes.max(1);
+        config.max_state_memory = self.state_memory.saturating_mul(1 << 20);
         Server::new(config).map_err(anyhow::Error::from_boxed)
     }
 

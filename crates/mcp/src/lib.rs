@@ -22,6 +22,7 @@ mod registry;
 mod results;
 mod sandbox;
 mod server;
+mod state_memory;
 mod stdio;
 mod tools;
 

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::arguments::MAIN;
 use crate::sandbox::{Sandbox, SandboxError};
 use crate::server::Config;
+use crate::state_memory::StateMemory;
 
 /// A sandbox with its place, which is free once no call uses it.
 pub(crate) struct PlacedSandbox {
@@ -41,6 +42,7 @@ pub(crate) struct Registry {
     pub(crate) config: Config,
     state: Mutex<RegistryState>,
     places: Arc<Semaphore>,
+    memory: Arc<StateMemory>,
 }
 
 #[derive(Default)]
@@ -75,7 +77,8 @@ impl Registry {
     /// A registry with the sandbox [`MAIN`].
     pub(crate) fn new(config: Config) -> Result<Self, SandboxError> {
         let places = Arc::new(Semaphore::new(config.max_sandboxes.min(Semaphore::MAX_PERMITS)));
-        let this = Self { config, state: Mutex::default(), places };
+        let memory = StateMemory::new(config.max_state_memory);
+        let this = Self { config, state: Mutex::default(), places, memory };
         let place = this.take_places(1)?;
         let main = SharedSandbox::new(this.start()?, place);
         this.lock().sandboxes.insert(MAIN.to_owned(), main);
@@ -88,7 +91,8 @@ impl Registry {
 
     /// A new sandbox in the guest's warm state, without a name.
     pub(crate) fn start(&self) -> Result<Sandbox, SandboxError> {
-        Ok(Sandbox::new(self.config.guest.session()?, self.config.language))
+        let session = self.config.guest.session()?;
+        Ok(Sandbox::new(session, self.config.language, self.memory.charge()))
     }
 
     /// Names a sandbox.

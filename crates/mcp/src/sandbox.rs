@@ -4,6 +4,7 @@
 //! Promises: code that is cut short is undone. A command runs to its end or is killed, and is
 //! undone if the guest does not report its end then.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh::files::Kind as FileKind;
@@ -22,6 +23,7 @@ use crate::results::{
     ChangedFile, CodeResult, CommandResult, DiffResult, DirectoryEntry, Exception, FileContent,
     Listing, StateInfo, StateTree,
 };
+use crate::state_memory::TreeCharge;
 
 /// Maximum bytes that one call reads from a file.
 const MAX_READ: u64 = 1 << 20;
@@ -70,6 +72,8 @@ struct CommandEnd {
 pub(crate) struct Sandbox {
     session: Session,
     language: &'static Language,
+    /// Of its states and those of its forks. Freed after the session.
+    charge: Arc<TreeCharge>,
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -81,8 +85,12 @@ fn milliseconds(since: Instant) -> f64 {
 }
 
 impl Sandbox {
-    pub(crate) fn new(session: Session, language: &'static Language) -> Self {
-        Self { session, language }
+    pub(crate) fn new(
+        session: Session,
+        language: &'static Language,
+        charge: Arc<TreeCharge>,
+    ) -> Self {
+        Self { session, language, charge }
     }
 
     /// Sends one request to the interpreter.
@@ -406,7 +414,14 @@ impl Sandbox {
             return Err(SandboxError::Refused("a checkpoint needs a name".to_owned()));
         }
         self.check_states()?;
-        Ok(self.session.checkpoint(name)?)
+        let id = self.session.checkpoint(name)?;
+        if let Err(refused) = self.charge.measure(&self.session) {
+            self.session.drop_checkpoint(id)?;
+            // What is left was charged before.
+            let _ = self.charge.measure(&self.session);
+            return Err(refused);
+        }
+        Ok(id)
     }
 
     fn check_states(&self) -> Result<(), SandboxError> {
@@ -425,8 +440,10 @@ impl Sandbox {
 
     pub(crate) fn fork(&mut self, count: usize) -> Result<Vec<Self>, SandboxError> {
         self.check_states()?;
-        let language = self.language;
-        Ok(self.session.fork(count)?.into_iter().map(|fork| Self::new(fork, language)).collect())
+        let forks = self.session.fork(count)?;
+        self.charge.measure(&self.session)?;
+        let sandbox = |fork| Self::new(fork, self.language, Arc::clone(&self.charge));
+        Ok(forks.into_iter().map(sandbox).collect())
     }
 
     pub(crate) fn diff(
@@ -504,4 +521,54 @@ fn cut_short(error: &SessionError, collector: &OutputCollector) -> Exception {
     };
     let traceback = format!("{name}: {message}");
     Exception { name: name.to_owned(), message, traceback }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh::{Call, Guest, Options};
+
+    use super::*;
+    use crate::state_memory::StateMemory;
+
+    /// A guest that writes 1 MiB in each call.
+    fn guest() -> Guest {
+        let wasm = wat::parse_str(
+            r#"(module (memory (export "memory") 32) (func (export "fill") (param i32)
+                (memory.fill (i32.const 65536) (local.get 0) (i32.const 1048576))))"#,
+        );
+        Guest::from_bytes("fill", &wasm.unwrap(), &Options::new()).unwrap()
+    }
+
+    /// Fills memory with another byte.
+    fn fill(sandbox: &mut Sandbox, byte: u8) {
+        sandbox.session.invoke(&Call::text("fill", [byte.to_string()])).unwrap();
+    }
+
+    #[test]
+    fn the_states_of_all_sandboxes_share_a_bounded_memory() {
+        let guest = guest();
+        let language = Language::named("javascript").unwrap();
+        let memory = StateMemory::new(5 << 19);
+        let start = || Sandbox::new(guest.session().unwrap(), language, memory.charge());
+        let (mut one, mut other) = (start(), start());
+        fill(&mut one, 1);
+        let first = one.checkpoint("first").unwrap();
+        // A fork shares the state.
+        let fork = one.fork(1).unwrap();
+        fill(&mut other, 2);
+        other.checkpoint("second").unwrap();
+        fill(&mut one, 3);
+        for _ in 0..3 {
+            let refused = one.checkpoint("third").unwrap_err().to_string();
+            assert!(refused.contains(" MiB, and may take 2 MiB"), "{refused}");
+            assert_eq!(one.session.tree().len(), 2, "the refused state is dropped");
+        }
+        fill(&mut other, 4);
+        assert!(other.fork(1).is_err());
+        // States are freed with the last sandbox of their tree.
+        one.rollback(&first.to_string()).unwrap();
+        drop(fork);
+        drop(one);
+        other.checkpoint("fourth").unwrap();
+    }
 }

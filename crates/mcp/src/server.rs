@@ -42,11 +42,13 @@ pub struct Config {
     pub max_timeout: Duration,
     /// Maximum sandboxes at the same time.
     pub max_sandboxes: usize,
+    /// Maximum bytes of memory of all checkpoints, and of the states that forks start from.
+    pub max_state_memory: u64,
 }
 
 impl Config {
-    /// Sandboxes of `guest`: at most 100, with 60 s for a call, and an hour where the call names
-    /// its limit.
+    /// Sandboxes of `guest`: at most 100 with 4 GiB of states, with 60 s for a call, and an hour
+    /// where the call names its limit.
     #[must_use]
     pub fn new(guest: Guest, language: &'static Language) -> Self {
         Self {
@@ -55,6 +57,7 @@ impl Config {
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(60 * 60),
             max_sandboxes: 100,
+            max_state_memory: 4 << 30,
         }
     }
 }
