@@ -190,6 +190,6 @@ async fn serve(
     if settings.output == Format::Json {
         say!("{}", json!({"addr": addr.to_string()}))?;
     }
-    server.serve_http(listener, token.as_deref(), &arguments.host, end).await?;
+    server.serve_http(listener, token.as_deref(), &arguments.host, end).await;
     Ok(())
 }

@@ -12,7 +12,9 @@
 
 mod answering_service;
 mod arguments;
+mod bounded_sessions;
 mod collector;
+mod connections;
 mod displayed;
 mod http;
 mod lines;
