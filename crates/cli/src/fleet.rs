@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::Settings;
-use crate::output::{Format, message, say};
+use crate::output::{Format, message, one_line, say};
 
 /// Identity and trust of a client of NATS.
 #[derive(Debug, Args)]
@@ -304,14 +304,14 @@ pub(crate) fn nodes(arguments: &NodesArguments, settings: &Settings) -> anyhow::
                 let state = if host.draining { "draining" } else { "serving" };
                 say!(
                     "{} ({}): {state}, {:.1} % busy, {} live sandboxes, {} local states",
-                    host.name,
-                    host.host,
+                    one_line(&host.name),
+                    one_line(&host.host),
                     f64::from(host.load) / 10.0,
                     host.sandboxes,
                     host.held.len(),
                 )?;
                 for held in &host.held {
-                    say!("  {held}")?;
+                    say!("  {}", one_line(held))?;
                 }
             }
         }

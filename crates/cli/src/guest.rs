@@ -239,7 +239,9 @@ impl OpenArguments {
         let _ = guest;
         #[cfg(vm_guests)]
         let options = options.vm(|builder| {
-            builder.log(|level, text| crate::output::message!("guest[{level}]: {text}"))
+            builder.log(|level, text| {
+                crate::output::message!("guest[{level}]: {}", crate::output::one_line(text));
+            })
         });
         Ok(options)
     }

@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 
 use clap::ValueEnum;
 
+use crate::output::printable;
+
 /// How severe a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Level {
@@ -48,7 +50,8 @@ impl Log {
     /// Prints a message. Without a reader it is lost.
     pub(crate) fn line(self, level: Level, text: &str) {
         if level <= self.level {
-            let _ = std::io::stderr().write_all(self.format(level, text).as_bytes());
+            let text = self.format(level, &printable(text));
+            let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }
 

@@ -1,5 +1,11 @@
 //! Output: text for people, one JSON object per line for programs, a spinner for long operations.
+//!
+//! Promises: text of strangers in a line, as that of the author of a snapshot or of an error of a
+//! guest, does not control the terminal. May break it: answers of guests, which are written as they
+//! are.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::Write;
 use std::time::Duration;
 
@@ -31,12 +37,47 @@ pub(crate) use message;
 /// Prints a line to standard error.
 pub(crate) fn message_line(text: std::fmt::Arguments<'_>) {
     // There is no other place to report the error.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", printable(&text.to_string()));
 }
 
 /// Prints a line to standard output.
 pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
-    writeln!(std::io::stdout(), "{text}")
+    writeln!(std::io::stdout(), "{}", printable(&text.to_string()))
+}
+
+/// Text in which characters that control a terminal or change the direction of text are escaped as
+/// in JSON, so that a line of JSON keeps its meaning. Ends of lines and tabs stay.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    escape(text, |c| !"\n\t".contains(c) && is_control(c))
+}
+
+/// A value of a stranger within a line: ends of lines are escaped as well.
+pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+    escape(text, is_control)
+}
+
+fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_escaped) {
+        return text.into();
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_escaped(c) {
+            // Writing to a string cannot fail.
+            true => drop(write!(escaped, "\\u{:04x}", u32::from(c))),
+            false => escaped.push(c),
+        }
+    }
+    escaped.into()
+}
+
+/// Whether a character controls a terminal, separates lines or changes the direction of text.
+fn is_control(c: char) -> bool {
+    let is_format = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    c.is_control() || is_format
 }
 
 /// A path as a word of a shell.
@@ -95,12 +136,24 @@ pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
     bar
 }
 
-#[cfg(all(test, linux_guests))]
+#[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use super::*;
 
-    use super::quoted;
+    #[test]
+    fn text_of_strangers_controls_no_terminal_and_json_keeps_its_meaning() {
+        let hostile = "a\u{1b}]0;x\u{7}\u{9b}2J\u{202e}b\r\tc\nd";
+        let escaped = printable(hostile);
+        assert_eq!(escaped, "a\\u001b]0;x\\u0007\\u009b2J\\u202eb\\u000d\tc\nd");
+        assert_eq!(one_line("a\nb \u{e9}"), "a\\u000ab \u{e9}");
+        let json = serde_json::json!({ "text": hostile });
+        let line = json.to_string();
+        assert!(!printable(&line).contains(is_control));
+        let read: serde_json::Value = serde_json::from_str(&printable(&line)).unwrap();
+        assert_eq!(read, json);
+    }
 
+    #[cfg(linux_guests)]
     #[test]
     fn a_path_is_one_word_of_a_shell() {
         for (path, word) in [
@@ -110,7 +163,7 @@ mod tests {
             ("$(x)", "'$(x)'"),
             ("", "''"),
         ] {
-            assert_eq!(quoted(Path::new(path)), word);
+            assert_eq!(quoted(std::path::Path::new(path)), word);
         }
     }
 }

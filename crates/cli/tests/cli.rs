@@ -37,6 +37,13 @@ fn real_guest(name: &str) -> Option<String> {
     None
 }
 
+#[test]
+fn errors_control_no_terminal() {
+    let refused = err(&afresh(&["run", "./absent\u{1b}]0;title\u{7}\u{9b}2J.wasm"]));
+    assert!(refused.contains("title"), "{refused:?}");
+    assert!(!refused.contains(['\u{1b}', '\u{7}', '\u{9b}']), "{refused:?}");
+}
+
 const COUNTER: &str = r#"(module
     (memory 1)
     (func (export "warm") (param i32) (i32.store (i32.const 0) (local.get 0)))

@@ -9,7 +9,7 @@ use indicatif::BinaryBytes;
 use serde_json::json;
 
 use crate::Settings;
-use crate::output::{Format, say, spinner};
+use crate::output::{Format, one_line, say, spinner};
 use crate::verify::DIFFERS;
 use afresh::Reference;
 
@@ -68,6 +68,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
             if found.guest {
                 for (what, one, other) in builds(a.guest(), b.guest()) {
+                    let (one, other) = (one_line(&one), one_line(&other));
                     say!("{what} of the guest: {one} and {other}")?;
                 }
             }

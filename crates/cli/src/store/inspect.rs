@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{encoding_name, page_map};
 use crate::Settings;
-use crate::output::{Format, bytes, say};
+use crate::output::{Format, bytes, one_line, say};
 use afresh::Reference;
 
 #[derive(Debug, Args)]
@@ -146,11 +146,12 @@ fn print(
     cached: &[Option<Folios>],
 ) -> anyhow::Result<()> {
     say!("snapshot     {}", found.id)?;
-    say!("parent       {}", found.parent.as_deref().unwrap_or("none"))?;
+    say!("parent       {}", one_line(found.parent.as_deref().unwrap_or("none")))?;
     let guest = &found.guest;
-    say!("guest        {}, module {}, engine {}", guest.kind, guest.module, guest.engine)?;
+    let [kind, module, engine] = [&guest.kind, &guest.module, &guest.engine].map(|t| one_line(t));
+    say!("guest        {kind}, module {module}, engine {engine}")?;
     let cpu = if guest.cpu.is_empty() { "none".to_owned() } else { guest.cpu.join(" ") };
-    say!("cpu          {cpu}")?;
+    say!("cpu          {}", one_line(&cpu))?;
     say!("state        {}", BinaryBytes(found.state_bytes))?;
     say!("memory       {} pages, {}, in {} runs", found.pages, size(found.pages), found.runs)?;
     say!("  zero       {}", share(found.zero_pages, found.pages))?;

@@ -9,7 +9,7 @@ use indicatif::BinaryBytes;
 use serde_json::json;
 
 use crate::Settings;
-use crate::output::{Format, message, say};
+use crate::output::{Format, message, one_line, say};
 use afresh::Place;
 
 #[derive(Debug, Args)]
@@ -42,14 +42,17 @@ fn print<E: Display>(place: &Place, list: &[ListEntry<E>], format: Format) -> an
                 json!({"name": name, "id": id, "layers": extent.layers, "bytes": extent.bytes})
             )?,
             (Ok(extent), Format::Text) => say!(
-                "{name:<width$}  {id}  {:>3} layers  {:>11}",
+                "{:<width$}  {id}  {:>3} layers  {:>11}",
+                one_line(name),
                 extent.layers,
                 BinaryBytes(extent.bytes).to_string()
             )?,
             (Err(error), Format::Json) => {
                 say!("{}", json!({"name": name, "id": id, "error": error.to_string()}))?;
             }
-            (Err(error), Format::Text) => message!("afresh: {name}: {error}"),
+            (Err(error), Format::Text) => {
+                message!("afresh: {}: {}", one_line(name), one_line(&error.to_string()));
+            }
         }
     }
     Ok(list.iter().all(|entry| entry.extent.is_ok()))
