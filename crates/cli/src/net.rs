@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -35,7 +36,7 @@ pub(crate) struct NetArguments {
     ///
     /// A line has `time`, `host`, `port` and `result`, and `reason`, `method` and `path` where
     /// there are any. After 100 lines at once there are at most 10 in a second, and `dropped`
-    /// counts those left out.
+    /// counts those left out. A new file has access for this user alone.
     #[arg(long, value_name = "FILE")]
     net_log: Option<PathBuf>,
 }
@@ -104,7 +105,8 @@ impl NetArguments {
     /// The log, if there is one.
     pub(crate) fn log(&self) -> anyhow::Result<Option<ConnectionLog>> {
         let Some(path) = &self.net_log else { return Ok(None) };
-        let file = File::options().append(true).create(true).open(path);
+        // Requests of a program are no other user's business.
+        let file = File::options().append(true).create(true).mode(0o600).open(path);
         let file = file.with_context(|| format!("--net-log {}", path.display()))?;
         let receiver = Arc::new(LogFile(Mutex::new(file)));
         Ok(Some(ConnectionLog::of_requests("", receiver)))
@@ -114,6 +116,18 @@ impl NetArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_log_is_private() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let net_log = Some(path.clone());
+        let arguments = NetArguments { net: Vec::new(), net_rules: Vec::new(), net_log };
+        arguments.log().unwrap().unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
 
     #[test]
     fn rules_without_an_end_are_an_error() {
