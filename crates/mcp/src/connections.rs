@@ -118,8 +118,7 @@ pub(crate) async fn serve(
     ending: CancellationToken,
     end: impl Future<Output = ()>,
 ) {
-    let mut table =
-        ConnectionTable { limits, connections: VecDeque::new(), tasks: JoinSet::new() };
+    let mut table = ConnectionTable { limits, connections: VecDeque::new(), tasks: JoinSet::new() };
     let mut end = pin!(end);
     loop {
         let has_room = table.has_room();

@@ -200,17 +200,23 @@ mod tests {
         let cache = Cache::new(dir.path());
         let key = blake3::hash(b"a guest");
         let engine = Engine::default();
-        cache.keep_module(&key, &Module::new(&engine, wat::parse_str("(module)").unwrap()).unwrap());
+        cache
+            .keep_module(&key, &Module::new(&engine, wat::parse_str("(module)").unwrap()).unwrap());
         cache.keep_value(&key, "plan", &7_u32);
-        let is_used = || [cache.module(&engine, &key).is_some(), cache.value::<u32>(&key, "plan").is_some()];
+        let is_used =
+            || [cache.module(&engine, &key).is_some(), cache.value::<u32>(&key, "plan").is_some()];
         assert_eq!(is_used(), [true; 2]);
         let files = ["cwasm", "plan"].map(|kind| cache.path(&key, kind));
         for mode in [0o620, 0o602] {
-            files.iter().for_each(|f| std::fs::set_permissions(f, Permissions::from_mode(mode)).unwrap());
+            files
+                .iter()
+                .for_each(|f| std::fs::set_permissions(f, Permissions::from_mode(mode)).unwrap());
             assert_eq!(is_used(), [false; 2], "{mode:o}");
             assert!(Cache::installed(dir.path()).module(&engine, &key).is_some());
         }
-        files.iter().for_each(|f| std::fs::set_permissions(f, Permissions::from_mode(0o644)).unwrap());
+        files
+            .iter()
+            .for_each(|f| std::fs::set_permissions(f, Permissions::from_mode(0o644)).unwrap());
         assert_eq!(is_used(), [true; 2]);
         if own == 0 {
             files.iter().for_each(|f| std::os::unix::fs::chown(f, Some(1234), None).unwrap());
