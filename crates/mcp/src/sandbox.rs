@@ -417,7 +417,7 @@ impl Sandbox {
         let id = self.session.checkpoint(name)?;
         if let Err(refused) = self.charge.measure(&self.session) {
             self.session.drop_checkpoint(id)?;
-            // What is left was charged before.
+            // The other states were charged before.
             let _ = self.charge.measure(&self.session);
             return Err(refused);
         }
