@@ -4,9 +4,9 @@
 //! Promises: a bounded number of calls uses or awaits sandboxes, because each keeps its arguments
 //! in memory while it waits. A further call gets an error at once. Calls of `create_sandbox`,
 //! `close_sandbox` and `list_sandboxes` are not counted: the maximum of sandboxes bounds those that
-//! start one, and those that wait for the last call of one that they close. A panic of the four asynchronous handlers of
-//! [`Server`](crate::Server) is an error. Not promised: panics of `rmcp` itself, and of functions
-//! of the server that are not asynchronous.
+//! start one, and those that wait for the last call of one that they close. A panic of the four
+//! asynchronous handlers of [`Server`](crate::Server) is an error. Not promised: panics of `rmcp`
+//! itself, and of functions of the server that are not asynchronous.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;

@@ -370,8 +370,8 @@ impl Engine {
     /// given to [`EngineConfig::apply`]. The embedder may run other guests with it.
     ///
     /// # Errors
-    /// [`LoadError::Settings`] names what the engine lacks, and [`LoadError::SharedCache`] is that of
-    /// [`Engine::new`].
+    /// [`LoadError::Settings`] names what the engine lacks, and [`LoadError::SharedCache`] is that
+    /// of [`Engine::new`].
     pub fn over(wasmtime: wasmtime::Engine, config: EngineConfig) -> Result<Self, LoadError> {
         config.check_cache()?;
         let missing = config.missing(&wasmtime);

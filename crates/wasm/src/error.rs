@@ -47,7 +47,7 @@ pub enum LoadError {
     Engine(wasmtime::Error),
     /// Other users can write to the cache of compiled guests, or own it.
     #[error(
-        "the cache {} is of user {owner}, with mode {mode:o}, so that other users can replace the native code in it: \
+        "the cache {} is of user {owner}, with mode {mode:o}: other users can replace its native code; \
          give a directory that this user alone can write to, or use `chmod go-w`",
         directory.display()
     )]
