@@ -34,6 +34,18 @@ class PortConnection {
     this.#until = performance.now() + milliseconds
   }
 
+  /** Milliseconds that are left. */
+  get left() {
+    return Math.max(0, this.#until - performance.now())
+  }
+
+  /** The error of a request that takes longer. */
+  late() {
+    return new TimeoutError(
+      `port ${this.#port} of the sandbox took no connection or gave no answer within ${this.#milliseconds} ms`,
+    )
+  }
+
   /** Does work after the work from before. */
   #after(work) {
     const done = this.#last.then(work)
@@ -43,12 +55,8 @@ class PortConnection {
 
   /** Lets the sandbox run for a moment; whether it may do something by itself afterwards. */
   #proceed() {
-    const left = this.#until - performance.now()
-    if (left <= 0) {
-      throw new TimeoutError(
-        `port ${this.#port} of the sandbox took no connection or gave no answer within ${this.#milliseconds} ms`,
-      )
-    }
+    const left = this.left
+    if (left <= 0) throw this.late()
     const moved = this.#moved
     this.#moved = false
     return drive(this.#sandbox, Math.min(WAIT, left), this.#signal, moved)
@@ -178,10 +186,25 @@ class Port {
         if (signal?.aborted) reject(signal.reason)
         else reject(cause instanceof AfreshError ? cause : new SandboxError(message, { cause }))
       }
+      const switched = (_, socket) => {
+        socket.destroy()
+        clearTimeout(timer)
+        reject(new SandboxError(`the program on port ${this.#number} of the sandbox left HTTP, and gave no response to read`))
+      }
+      let responded = false
       const sent = { host: 'localhost', connection: 'close', ...headers }
       const request = http.request({ ...wanted, headers: sent, createConnection: () => stream })
+      // A response may also arrive in pieces without end.
+      const timer = setTimeout(() => request.destroy(connection.late()), connection.left)
       request.on('error', refuse)
+      request.on('upgrade', switched)
+      request.on('connect', switched)
+      request.on('close', () => {
+        clearTimeout(timer)
+        if (!responded) refuse(new Error('it ended the connection without a response'))
+      })
       request.on('response', (response) => {
+        responded = true
         const pieces = []
         let length = 0
         response.on('data', (piece) => {
@@ -194,6 +217,7 @@ class Port {
           }
         })
         response.on('error', refuse)
+        response.on('close', () => refuse(new Error('it ended the connection within its response')))
         response.on('end', () => {
           const whole = new Uint8Array(Buffer.concat(pieces))
           resolve(new PortResponse(response.statusCode, { ...response.headers }, whole))
