@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 import afresh
 import pytest
 import pytest_asyncio
+from afresh._call_threads import _MAX_ACTIVE, CallThreads
 
 
 @pytest_asyncio.fixture
@@ -99,3 +102,68 @@ async def test_many_sandboxes_run_at_once(js: afresh.Warm) -> None:
             return value
 
     assert await asyncio.gather(*(one(number) for number in range(40))) == [number * 2 for number in range(40)]
+
+
+async def test_a_tool_may_use_the_default_executor_of_the_loop(js: afresh.Warm) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    async def look() -> int:
+        return await asyncio.to_thread(lambda: 42)
+
+    async with js.async_sandbox(tools=[look]) as sb:
+        assert await asyncio.wait_for(sb.eval("await look()"), 60) == 42
+
+
+async def test_programs_run_apart_from_the_default_executor(python: afresh.Warm) -> None:
+    assert python
+    released = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        executor.submit(released.wait, 60)
+        try:
+            done = await asyncio.wait_for(afresh.async_exec(["sh", "-c", "exit 3"]), 60)
+        finally:
+            released.set()
+    assert done.exit_code == 3
+
+
+async def test_calls_that_wait_for_tools_delay_no_others(js: afresh.Warm) -> None:
+    count = _MAX_ACTIVE + 1
+    arrived, complete = 0, asyncio.Event()
+
+    async def meet() -> int:
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            complete.set()
+        await complete.wait()
+        return 1
+
+    sandboxes = [js.async_sandbox(tools=[meet]) for _ in range(count)]
+    calls = asyncio.gather(*(sandbox.eval("await meet()") for sandbox in sandboxes))
+    assert await asyncio.wait_for(calls, 120) == [1] * count
+    for sandbox in sandboxes:
+        await sandbox.close()
+
+
+def test_threads_of_calls_keep_to_their_maximum_and_to_the_order() -> None:
+    threads = CallThreads(2)
+    begun, released = threading.Semaphore(0), threading.Event()
+    order: list[int] = []
+
+    def work(number: int) -> int:
+        order.append(number)
+        begun.release()
+        released.wait(60)
+        return number
+
+    futures = [threads.submit(work, number) for number in range(5)]
+    assert begun.acquire(timeout=60)
+    assert begun.acquire(timeout=60)
+    assert [future.running() for future in futures] == [True, True, False, False, False]
+    released.set()
+    assert [future.result(60) for future in futures] == list(range(5))
+    assert sorted(order[:2]) == [0, 1]
+    assert threads.submit(lambda: threading.current_thread().daemon).result(60)
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 // 0).result(60)

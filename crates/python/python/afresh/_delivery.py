@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from . import _native
+from . import _call_threads, _native
 
 # Memory of output on its way to an event loop, beyond which the guest waits.
 _MAX_PENDING = 1 << 20
@@ -20,7 +20,7 @@ _CALL_COST = 512
 
 def pending(future: Future[None] | None) -> _native.Pending | None:
     """A future as the native half waits for it."""
-    return None if future is None else _native.Pending(future, future.cancel)
+    return None if future is None else _call_threads.pending(future, future.cancel)
 
 
 class LoopDelivery:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _native
+from ._call_threads import PROGRAMS
 from ._cost import command_cost
 from ._grants import here, options
 from ._linux import find_program
 from ._process import CommandResult, OnText, Streams
+from ._running_call import RunningCall
 from ._sizes import size
 from ._warm import OUTPUT
 
@@ -123,13 +125,14 @@ async def async_exec(
     on_stdout: OnText | None = None,
     on_stderr: OnText | None = None,
 ) -> CommandResult:
-    """As `exec`, for an event loop. The program is killed when the task is cancelled."""
+    """As `exec`, for an event loop. The program is killed when the task is cancelled.
+
+    At most 64 programs run at a time, and others wait in order.
+    """
     given = _given(dirs, net, env=env, cwd=cwd, memory_limit=memory_limit, storage_limit=storage_limit)
     streams = Streams(on_stdout, on_stderr, asyncio.get_running_loop())
-    stopper = _native.Stopper()
-    work = asyncio.ensure_future(
-        asyncio.to_thread(
-            _run,
+    run = RunningCall(
+        lambda stopper: _run(
             command,
             given,
             stdin=stdin,
@@ -139,11 +142,5 @@ async def async_exec(
             stopper=stopper,
         )
     )
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stopper.stop()
-        await asyncio.wait([work])
-        # Its own error is that it was stopped.
-        work.exception()
-        raise
+    done: CommandResult = await run.run(PROGRAMS)
+    return done

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias, TypedDict, final
+from typing import Any, Protocol, TypeAlias, TypedDict, final
 
 __version__: str
 
@@ -77,11 +77,17 @@ def run_program(
 class Connection:
     """A connection into a sandbox."""
 
+class PendingFuture(Protocol):
+    """A wait for it begins with the callback, and ends with the result or with the abandonment."""
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
+    def result(self) -> Any: ...
+
 @final
 class Pending:
     """A result that another thread will produce."""
 
-    def __init__(self, future: Future[Any], abandon: Callable[[], object]) -> None: ...
+    def __init__(self, future: Future[Any] | PendingFuture, abandon: Callable[[], object]) -> None: ...
 
 @final
 class Checkpoint:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _arguments, _native
+from ._call_threads import waiting
 from ._process import Away, default_timeout
 from .errors import SessionError, TimeLimitError
 
@@ -97,7 +98,8 @@ class PortConnection:
                 f"port {self._port} of the sandbox took no connection or gave no answer within {self._timeout} s"
             )
         moved, self._moved = self._moved, False
-        return _native.drive(self._session, min(_WAIT, left), self._stopper, moved)
+        with waiting():
+            return _native.drive(self._session, min(_WAIT, left), self._stopper, moved)
 
     def _exchange(self, data: bytes, room: int) -> tuple[int, bytes, bool]:
         taken, given, ended = _native.exchange(self._session, self._connection, data, room)

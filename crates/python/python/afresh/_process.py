@@ -15,6 +15,7 @@ from html import escape
 from typing import Any, TypeAlias
 
 from . import _arguments, _native
+from ._call_threads import waiting
 from ._cost import NO_COST, CallCost, command_cost
 from ._delivery import LoopDelivery, pending
 from ._result import result
@@ -116,8 +117,11 @@ class Streams:
 
     def catch_up(self, seconds: float) -> bool:
         """Waits until an event loop that is behind has called the callbacks; ``False`` if it still is behind."""
-        if self._caught_up is not None and not wait([self._caught_up], seconds).done:
-            return False
+        if self._caught_up is not None:
+            with waiting():
+                done = wait([self._caught_up], seconds).done
+            if not done:
+                return False
         self._caught_up = None
         return True
 
@@ -323,7 +327,8 @@ class Process:
 
     def _slice(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> bool:
         """Lets the sandbox run for a slice; whether it may do something by itself afterwards."""
-        return _native.drive(self.session, self._left(until, timeout), stopper)
+        with waiting():
+            return _native.drive(self.session, self._left(until, timeout), stopper)
 
     def feed(
         self, data: bytes | str, until: float | None, timeout: float | None, stopper: _native.Stopper | None
@@ -374,7 +379,9 @@ class Process:
             left = until - time.monotonic()
             if text or self.ended() is not None or left <= 0:
                 return text
-            if not _native.drive(self.session, min(_WAIT, left), stopper):
+            with waiting():
+                goes_on = _native.drive(self.session, min(_WAIT, left), stopper)
+            if not goes_on:
                 return "".join(self.collect())
 
     def signal(self, number: int, stopper: _native.Stopper | None) -> bool:
@@ -417,7 +424,9 @@ def proceed(session: _native.Session, seconds: float, stopper: _native.Stopper |
     _native.begin_wait(session)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        if not _native.drive(session, min(_WAIT, left), stopper):
+        with waiting():
+            goes_on = _native.drive(session, min(_WAIT, left), stopper)
+        if not goes_on:
             return
 
 

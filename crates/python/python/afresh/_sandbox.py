@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _arguments, _native
+from ._call_threads import CALLS
 from ._commands import AsyncCommands, Commands
 from ._delivery import LoopDelivery, pending
 from ._files import Files
@@ -19,6 +18,7 @@ from ._native import Checkpoint
 from ._ports import AsyncPort, Port
 from ._process import proceed
 from ._result import Result, result
+from ._running_call import RunningCall
 from ._terminal import AsyncTerminal, Terminal
 from ._terminal import start as start_terminal
 from ._tree import Difference, Tree, tree
@@ -285,62 +285,6 @@ class Sandbox(_Sandbox):
         return self._session.apply(delta)
 
 
-class _RunningCall:
-    """Work that waits for a thread of an executor, or runs in one."""
-
-    def __init__(self, work: Callable[[_native.Stopper], Any]) -> None:
-        self.stopper = _native.Stopper()
-        self._work = work
-        self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
-        self._begun = self._refused = False
-        self._process = os.getpid()
-
-    async def start(self, executor: Executor | None) -> Any:
-        loop = asyncio.get_running_loop()
-        self._outcome: asyncio.Future[Any] = loop.create_future()
-        self._future = loop.run_in_executor(executor, self._run)
-        self._future.add_done_callback(self._settle)
-        return await asyncio.shield(self._outcome)
-
-    def _run(self) -> Any:
-        with self._lock:
-            if self._refused:
-                return None
-            self._begun = True
-        return self._context.run(self._work, self.stopper)
-
-    def _settle(self, future: asyncio.Future[Any]) -> None:
-        error = None if future.cancelled() else future.exception()
-        if self._outcome.done():
-            return
-        if future.cancelled():
-            self._outcome.cancel()
-        elif error is not None:
-            self._outcome.set_exception(error)
-            # Nothing may await it any more.
-            self._outcome.exception()
-        else:
-            self._outcome.set_result(future.result())
-
-    def refuse(self, error: Exception | None) -> bool:
-        """Keeps the work from being run, and lets a task that awaits it fail; ``False`` once it has begun."""
-        if self._process != os.getpid():
-            # A child of a fork has neither the thread nor the loop, and may find the lock held.
-            return True
-        with self._lock:
-            if self._begun:
-                return False
-            self._refused = True
-        if error is not None and not self._outcome.done():
-            self._outcome.set_exception(error)
-        return True
-
-    async def ended(self) -> None:
-        """Waits for the end of work that was stopped."""
-        await asyncio.wait([self._outcome])
-
-
 class AsyncSandbox(_Sandbox):
     """The asynchronous twin of `Sandbox`. The guest runs in a thread, so it does not block the event loop.
 
@@ -360,8 +304,8 @@ class AsyncSandbox(_Sandbox):
 
     def __init__(self, session: _native.Session, executor: Executor | None) -> None:
         super().__init__(session)
-        self._executor = executor
-        self._running: set[_RunningCall] = set()
+        self._executor = executor or CALLS
+        self._running: set[RunningCall] = set()
         self._closed = False
 
     async def __aenter__(self) -> AsyncSandbox:
@@ -388,15 +332,10 @@ class AsyncSandbox(_Sandbox):
         """Works in a thread, with the task's context, and stops that when the task is cancelled."""
         if self._closed:
             raise SessionError("this sandbox is closed")
-        running = _RunningCall(work)
+        running = RunningCall(work)
         self._running.add(running)
         try:
-            return await running.start(self._executor)
-        except asyncio.CancelledError:
-            if not running.refuse(None):
-                running.stopper.stop()
-                await running.ended()
-            raise
+            return await running.run(self._executor)
         finally:
             self._running.discard(running)
 

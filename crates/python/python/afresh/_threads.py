@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from . import _native
+from ._call_threads import pending
 
 # Maximum threads that wait for work.
 _MAX_IDLE = 32
@@ -113,4 +114,4 @@ def start(function: Callable[[], Any]) -> _native.Pending:
         worker = _Worker()
         worker.start()
     worker.jobs.put(job)
-    return _native.Pending(job.future, job.abandon)
+    return pending(job.future, job.abandon)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from . import _native
+from ._call_threads import pending
 from ._threads import start
 
 Tool: TypeAlias = Callable[..., Any]
@@ -118,7 +118,7 @@ class Dispatcher:
         if self._loop is not None:
             if inspect.iscoroutinefunction(offered.function):
                 future = asyncio.run_coroutine_threadsafe(function(), self._loop)
-                return _native.Pending(future, future.cancel)
+                return pending(future, future.cancel)
             return start(functools.partial(_settle, function, self._loop))
         if is_limited or threading.current_thread().daemon:
             return start(functools.partial(_settle, function, None))

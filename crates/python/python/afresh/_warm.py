@@ -135,10 +135,11 @@ class Warm:
         tools: Tools | None = None,
         executor: Executor | None = None,
     ) -> AsyncSandbox:
-        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the default
-        executor.
+        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the package.
 
-        Has to be called where the event loop runs.
+        At most 64 calls run at a time in threads of the package, and others wait in order. A call that waits for a tool
+        or for background work is not counted. In an ``executor`` it keeps its thread, so that a tool which needs
+        another of them may wait for itself. Has to be called where the event loop runs.
         """
         dispatcher = Dispatcher(tools, asyncio.get_running_loop())
         session = self._session(dispatcher, (timeout, cpu_limit), memory_limit, output_limit, result_limit)

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from claude_agent_sdk import McpSdkServerConfig, SdkMcpTool, create_sdk_mcp_server
 
 from ._agent import CALL_TIMEOUT, SandboxTools, schema
+from ._call_threads import CALLS
 from ._warm import Warm
 
 __all__ = ["sandbox_server"]
@@ -35,7 +38,8 @@ def sandbox_server(
 
 def _tool(function: Callable[..., str]) -> SdkMcpTool[Any]:
     async def call(arguments: dict[str, Any]) -> dict[str, Any]:
-        text = await asyncio.to_thread(function, **arguments)
+        run = functools.partial(contextvars.copy_context().run, function, **arguments)
+        text = await asyncio.get_running_loop().run_in_executor(CALLS, run)
         return {"content": [{"type": "text", "text": text}]}
 
     return SdkMcpTool(
