@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import afresh
 import pytest
@@ -167,3 +168,43 @@ def test_threads_of_calls_keep_to_their_maximum_and_to_the_order() -> None:
     assert threads.submit(lambda: threading.current_thread().daemon).result(60)
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 // 0).result(60)
+
+
+class _WatchedSession:
+    """A session that records the threads of its operations."""
+
+    def __init__(self, session: Any, threads: dict[str, int]) -> None:
+        self._session = session
+        self._threads = threads
+
+    def __getattr__(self, name: str) -> Any:
+        self._threads[name] = threading.get_ident()
+        return getattr(self._session, name)
+
+
+async def test_states_are_made_and_left_on_other_threads_than_the_loop(js: afresh.Warm, tmp_path: object) -> None:
+    threads: dict[str, int] = {}
+    sb = js.async_sandbox()
+    sb._session = cast(Any, _WatchedSession(sb._session, threads))
+    clean = await sb.checkpoint("clean")
+    await sb.rollback(clean)
+    for fork in await sb.fork(2):
+        await fork.close()
+    await sb.save(f"{tmp_path}/store@kept")
+    await sb.close()
+    operations = {"checkpoint", "rollback", "fork", "save", "close"}
+    assert operations <= threads.keys()
+    assert not {name for name in operations if threads[name] == threading.get_ident()}
+    with pytest.raises(afresh.SessionError, match="closed"):
+        await sb.checkpoint("late")
+
+
+async def test_a_cancelled_close_closes(js: afresh.Warm) -> None:
+    sb = js.async_sandbox()
+    closing = asyncio.create_task(sb.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(afresh.SessionError, match="closed"):
+        await sb.eval("1")

@@ -137,6 +137,8 @@ class CallThreads(Executor):
 CALLS = CallThreads()
 # Of programs that run from their start to their end, so that those delay no sandbox.
 PROGRAMS = CallThreads()
+# Of sandboxes that are closed, so that running calls do not delay the end of others.
+CLOSES = CallThreads()
 
 
 class _UncountedFuture:

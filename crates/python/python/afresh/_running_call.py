@@ -37,6 +37,10 @@ class RunningCall:
                 await self.ended()
             raise
 
+    async def complete(self, executor: Executor) -> Any:
+        """Does the work in a thread, also to its end when the task is cancelled."""
+        return await self._start(executor)
+
     async def _start(self, executor: Executor) -> Any:
         loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[Any] = loop.create_future()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _arguments, _native
-from ._call_threads import CALLS
+from ._call_threads import CALLS, CLOSES
 from ._commands import AsyncCommands, Commands
 from ._delivery import LoopDelivery, pending
 from ._files import Files
@@ -307,6 +307,7 @@ class AsyncSandbox(_Sandbox):
         self._executor = executor or CALLS
         self._running: set[RunningCall] = set()
         self._closed = False
+        self._process = os.getpid()
 
     async def __aenter__(self) -> AsyncSandbox:
         return self
@@ -326,7 +327,11 @@ class AsyncSandbox(_Sandbox):
         for running in list(self._running):
             if not running.refuse(SessionError("this sandbox is closed")):
                 await running.ended()
-        self._session.close()
+        if self._process != os.getpid():
+            # A child of a fork has no threads, and its loop is that of its parent.
+            self._session.close()
+            return
+        await RunningCall(lambda _: self._session.close()).complete(CLOSES)
 
     async def _away(self, work: Callable[[_native.Stopper], Any]) -> Any:
         """Works in a thread, with the task's context, and stops that when the task is cancelled."""
@@ -406,15 +411,18 @@ class AsyncSandbox(_Sandbox):
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
         """As `Sandbox.checkpoint`."""
-        return self._session.checkpoint(name)
+        kept: Checkpoint = await self._away(lambda _: self._session.checkpoint(name))
+        return kept
 
     async def rollback(self, to: Checkpoint | str) -> Checkpoint:
         """As `Sandbox.rollback`."""
-        return self._session.rollback(to)
+        reached: Checkpoint = await self._away(lambda _: self._session.rollback(to))
+        return reached
 
     async def fork(self, count: int = 1) -> list[AsyncSandbox]:
         """As `Sandbox.fork`."""
-        forks = self._session.fork(_arguments.count(count))
+        number = _arguments.count(count)
+        forks: list[_native.Session] = await self._away(lambda _: self._session.fork(number))
         return [AsyncSandbox(session, self._executor) for session in forks]
 
     async def save(self, to: str | os.PathLike[str]) -> str:
