@@ -66,6 +66,14 @@ pub struct afresh_control {
     client: Mutex<ControlClient>,
 }
 
+/// Handles may be used from any thread, also by several at a time.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<afresh_snapshot>();
+    is_shared::<afresh_restore>();
+    is_shared::<afresh_control>();
+};
+
 thread_local! {
     static LAST: RefCell<CString> = RefCell::new(CString::default());
 }
