@@ -65,7 +65,8 @@ impl Wake {
 }
 
 impl Pending {
-    /// The result of the future; `None` once `proceeds` refuses, which abandons it.
+    /// The result of the future; `None` once `proceeds` refuses, which abandons it. A wait begins
+    /// with the callback, and ends with one of the two: `_call_threads.py` counts calls by that.
     pub(crate) fn wait<'py>(
         &self,
         py: Python<'py>,
