@@ -276,8 +276,8 @@ fn takes_slots(wasm: &wasmtime::Engine) -> bool {
 pub(crate) struct Inner {
     pub(crate) wasmtime: wasmtime::Engine,
     pub(crate) config: EngineConfig,
-    /// Opens the directory of its cache.
-    open_cache: fn(&std::path::Path) -> Cache<'_>,
+    /// Whether its cache belongs to the installed program.
+    has_installed_cache: bool,
     /// The process whose thread advances the epoch, by its generation; 0 for none.
     ticking: AtomicU32,
     /// Times that the epoch was advanced here.
@@ -325,14 +325,11 @@ impl Engine {
     /// [`LoadError::SharedCache`] when other users can write to the cache.
     pub fn new(config: EngineConfig) -> Result<Self, LoadError> {
         config.check_cache()?;
-        Self::with_cache(config, Cache::new)
+        Self::with_cache(config, false)
     }
 
     /// As [`Engine::new`], with a cache that is not checked.
-    fn with_cache(
-        config: EngineConfig,
-        open_cache: fn(&std::path::Path) -> Cache<'_>,
-    ) -> Result<Self, LoadError> {
+    fn with_cache(config: EngineConfig, has_installed_cache: bool) -> Result<Self, LoadError> {
         let mut wasm = wasmtime::Config::new();
         wasm.wasm_multi_memory(true)
             .wasm_memory64(true)
@@ -346,7 +343,7 @@ impl Engine {
             compile_for_all(&mut wasm).map_err(LoadError::Engine)?;
         }
         let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
-        Ok(Self::with(wasmtime, config, open_cache))
+        Ok(Self::with(wasmtime, config, has_installed_cache))
     }
 
     /// The engine of this configuration that others of the process use, or a new one that others
@@ -376,23 +373,19 @@ impl Engine {
         config.check_cache()?;
         let missing = config.missing(&wasmtime);
         if missing.is_empty() {
-            Ok(Self::with(wasmtime, config, Cache::new))
+            Ok(Self::with(wasmtime, config, false))
         } else {
             Err(LoadError::Settings { missing })
         }
     }
 
-    fn with(
-        wasmtime: wasmtime::Engine,
-        config: EngineConfig,
-        open_cache: fn(&std::path::Path) -> Cache<'_>,
-    ) -> Self {
+    fn with(wasmtime: wasmtime::Engine, config: EngineConfig, has_installed_cache: bool) -> Self {
         let (ticking, generation) = (AtomicU32::new(0), fork::generation());
         let ticks = Arc::default();
         let inner = Inner {
             wasmtime,
             config,
-            open_cache,
+            has_installed_cache,
             ticking,
             ticks,
             generation,
@@ -499,12 +492,15 @@ impl Engine {
         let config = &self.inner.config;
         let cache = Some(config.precompiled.clone()?);
         let of = EngineConfig { cache, precompiled: None, portable: true, ..config.clone() };
-        Engine::with_cache(of, Cache::installed).ok()
+        Engine::with_cache(of, true).ok()
     }
 
     /// The cache of compiled guests, if configured.
     pub(crate) fn cache(&self) -> Option<Cache<'_>> {
-        self.inner.config.cache.as_deref().map(self.inner.open_cache)
+        self.inner.config.cache.as_deref().map(|directory| match self.inner.has_installed_cache {
+            true => Cache::installed(directory),
+            false => Cache::new(directory),
+        })
     }
 
     /// The name in the cache of an object made from `parts` by an engine like this one.
