@@ -44,7 +44,8 @@ pub(crate) fn run<T: Send + 'static>(
             }
             if let Err(failed) = check(py) {
                 stop();
-                drop(wait(py, &mut done, STOP_TIMEOUT));
+                let late = wait(py, &mut done, STOP_TIMEOUT);
+                py.detach(move || drop(late));
                 return Err(failed);
             }
         }

@@ -26,6 +26,7 @@ mod python_type;
 mod session;
 mod signals;
 mod text;
+mod unlocked;
 mod value;
 mod warm;
 

@@ -23,6 +23,7 @@ use crate::exit;
 use crate::outcome::{Callables, Outcome, Setup, evaluate};
 use crate::program::call_timeout;
 use crate::signals;
+use crate::unlocked::Unlocked;
 use crate::warm::{Warm, no_interpreter, reference};
 
 /// A state in the tree of a sandbox.
@@ -75,7 +76,7 @@ impl<'a> From<&'a CheckpointKey> for afresh::Checkpoint<'a> {
 /// A live guest.
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Session {
-    live: InheritedMutex<Option<afresh::Session>>,
+    live: Unlocked<InheritedMutex<Option<afresh::Session>>>,
     /// The process that made it.
     generation: u32,
     /// Whether the thread that uses the live guest must drop it.
@@ -102,7 +103,7 @@ impl Session {
         dispatch: Option<Py<PyAny>>,
     ) -> Self {
         Self {
-            live: InheritedMutex::new(Some(session)),
+            live: Unlocked::new(InheritedMutex::new(Some(session))),
             generation: fork::generation(),
             closing: AtomicBool::new(false),
             warm,

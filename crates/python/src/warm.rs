@@ -18,11 +18,12 @@ use crate::outcome::{Callables, Setup, evaluate};
 use crate::program::{ProgramOptions, call_timeout, language, seconds};
 use crate::session::Session;
 use crate::signals;
+use crate::unlocked::Unlocked;
 
 /// A guest in its warm state.
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Warm {
-    pub(crate) guest: Guest,
+    pub(crate) guest: Unlocked<Guest>,
     pub(crate) interpreter: Option<Interpreter>,
     setup: Setup,
 }
@@ -120,7 +121,7 @@ impl Warm {
             )));
         }
         let interpreter = Interpreter::of(&guest);
-        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
+        Ok(Self { guest: Unlocked::new(guest), interpreter, setup: Setup::new(limits, &[]) })
     }
 
     /// Opens a Linux program of the host, or of an image, that evaluates code in a language, and
@@ -157,7 +158,7 @@ impl Warm {
             false => error::raise::<OpenError>(&error),
         })?;
         let interpreter = Interpreter::of(&guest);
-        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
+        Ok(Self { guest: Unlocked::new(guest), interpreter, setup: Setup::new(limits, &[]) })
     }
 
     /// What it is: `module`, `component`, `machine` or `program`.
@@ -263,7 +264,7 @@ impl Warm {
         let linux = self.guest.kind() == afresh::Kind::Program;
         let least =
             form.map(|form| Call::bytes(form.function(), self.setup.minimal_request(form, linux)));
-        let guest = self.guest.clone();
+        let guest = Guest::clone(&self.guest);
         let save = move || {
             // Pages that every evaluation touches are read first when the snapshot is opened, and
             // not one by one.

@@ -241,3 +241,35 @@ def test_the_end_of_the_interpreter_with_sandboxes_and_a_call_under_way(alone: A
         print("end")
     """)
     assert said == "end\n"
+
+
+def test_dropped_sandboxes_release_the_lock_of_python(alone: Alone) -> None:
+    said = alone("""
+        import sys, threading, time
+        import afresh
+        js = afresh.warm("js")
+        is_dropping = ended = ran = False
+        def watch():
+            global ran
+            while not ended:
+                ran = ran or is_dropping
+                time.sleep(0)
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        # No thread takes the lock from another that keeps it.
+        sys.setswitchinterval(1000)
+        for _ in range(10):
+            sandboxes = [js.sandbox() for _ in range(20)]
+            for sandbox in sandboxes:
+                sandbox.eval("1")
+            is_dropping = True
+            del sandbox
+            sandboxes.clear()
+            is_dropping = False
+            if ran:
+                break
+        ended = True
+        watcher.join()
+        print(ran)
+    """)
+    assert said == "True\n"
