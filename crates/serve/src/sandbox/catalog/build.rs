@@ -240,7 +240,13 @@ impl Sandboxes {
                 return Ok(sandbox);
             }
         };
-        let wanted = CreateOptions { template, time: BUILD_TIMEOUT, pause_at_end: false, settings };
+        let wanted = CreateOptions {
+            template,
+            template_only: false,
+            time: BUILD_TIMEOUT,
+            pause_at_end: false,
+            settings,
+        };
         let sandbox = self.create(&build.tenant, wanted).await?;
         if !self.template_of(&sandbox).config.linux {
             let _ = self.kill(&sandbox).await;

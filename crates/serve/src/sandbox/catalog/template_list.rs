@@ -17,6 +17,7 @@ use crate::sandbox::catalog::template::{Warm, template_tag};
 use crate::sandbox::config::{SandboxConfig, Template};
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::Sandbox;
+use crate::sandbox::records::store::StoredSnapshot;
 
 /// The names of states of templates that a reload has opened begin like this. The next start of the
 /// server removes them.
@@ -85,6 +86,37 @@ impl Sandboxes {
     /// Whether a template of exactly this name exists.
     pub(crate) fn has_template(&self, name: &str) -> bool {
         self.templates.named(name).is_some()
+    }
+
+    /// The origin of new sandboxes with this name. A template of the configuration comes first, then
+    /// a build or a snapshot, then the first template by the names of E2B for it.
+    pub(crate) async fn resolve(
+        &self,
+        tenant: &str,
+        name: &str,
+    ) -> Result<(Arc<Warm>, Option<StoredSnapshot>), ErrorResponse> {
+        if let Some(named) = self.templates.named(name) {
+            return Ok((named, None));
+        }
+        match self.snapshot(tenant, name).await? {
+            Some(known) => Ok((self.template(&known.record.template), Some(known))),
+            None => Ok((self.default_template(name)?, None)),
+        }
+    }
+
+    /// The same origin, if it is a template or a build of one. A snapshot has the memory of a
+    /// sandbox, and is refused even with a name of the first template.
+    pub(crate) async fn resolve_template(
+        &self,
+        tenant: &str,
+        name: &str,
+    ) -> Result<(Arc<Warm>, Option<StoredSnapshot>), ErrorResponse> {
+        let found = self.resolve(tenant, name).await?;
+        if found.1.as_ref().is_some_and(|known| known.record.built.is_none()) {
+            let message = format!("there is no template `{name}`: it is a snapshot");
+            return Err(ErrorResponse::new(StatusCode::NOT_FOUND, message));
+        }
+        Ok(found)
     }
 
     /// The first template, for the names that clients of E2B have for it.

@@ -154,14 +154,15 @@ pub(crate) async fn upload(
     Ok(StatusCode::OK.into_response())
 }
 
-/// Whether a name is that of a template.
+/// Whether a name is that of a template, as a creation of templates alone resolves it.
 pub(crate) async fn alias(chosen: TenantSandbox) -> Answer {
     let TenantSandbox { all, tenant, id } = chosen;
-    let (name, _) = split(&id);
-    let configured = all.has_template(name) || all.default_template(name).is_ok();
-    if !configured && all.builds_of(&tenant, name).await?.is_empty() {
-        return Err(not_found(&id));
+    match all.resolve_template(&tenant, &id).await {
+        Ok(_) => {}
+        Err(refusal) if refusal.status == StatusCode::NOT_FOUND => return Err(not_found(&id)),
+        Err(refusal) => return Err(refusal),
     }
+    let (name, _) = split(&id);
     Ok(answer(StatusCode::OK, &json!({"templateID": name, "public": false})))
 }
 

@@ -103,6 +103,7 @@ pub(crate) async fn create(
     check_host(network.mask_request_host.as_deref())?;
     let wanted = CreateOptions {
         template: new.template,
+        template_only: new.template_only,
         time: Duration::from_secs(new.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS)),
         pause_at_end: new.auto_pause,
         settings: SandboxSettings {

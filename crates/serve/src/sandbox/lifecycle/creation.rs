@@ -28,6 +28,8 @@ use crate::sandbox::tenants::charge::Charge;
 #[derive(Clone, Debug)]
 pub(crate) struct CreateOptions {
     pub(crate) template: String,
+    /// A snapshot of a sandbox is refused.
+    pub(crate) template_only: bool,
     pub(crate) time: Duration,
     pub(crate) pause_at_end: bool,
     pub(crate) settings: SandboxSettings,
@@ -130,15 +132,9 @@ impl Sandboxes {
         key: Option<CreationKey>,
     ) -> Result<Arc<Sandbox>, ErrorResponse> {
         self.memory.admit(1).await?;
-        let named = self.templates.named(&wanted.template);
-        let snapshot = match &named {
-            Some(_) => None,
-            None => self.snapshot(tenant, &wanted.template).await?,
-        };
-        let warm = match (named, &snapshot) {
-            (Some(named), _) => named,
-            (None, Some(known)) => self.template(&known.record.template),
-            (None, None) => self.default_template(&wanted.template)?,
+        let (warm, snapshot) = match wanted.template_only {
+            true => self.resolve_template(tenant, &wanted.template).await?,
+            false => self.resolve(tenant, &wanted.template).await?,
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
         let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());

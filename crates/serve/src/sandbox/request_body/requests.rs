@@ -15,6 +15,9 @@ use super::network_rules::{NetworkRule, NetworkRules};
 pub(crate) struct CreateRequest {
     #[serde(rename = "templateID", default)]
     pub(crate) template: String,
+    /// A name of a snapshot is refused. A server without this field refuses the request.
+    #[serde(default)]
+    pub(crate) template_only: bool,
     pub(crate) timeout: Option<u64>,
     #[serde(default)]
     pub(crate) auto_pause: bool,

@@ -3,6 +3,7 @@
 mod ends;
 mod faulty_store;
 mod leases;
+mod names;
 mod processors;
 mod refused_pauses;
 mod reloads;
@@ -78,6 +79,7 @@ async fn open_with(config: &SandboxConfig, store: Arc<dyn SandboxStore>) -> Arc<
 fn options(time: Duration) -> CreateOptions {
     CreateOptions {
         template: "logger".to_owned(),
+        template_only: false,
         time,
         pause_at_end: false,
         settings: SandboxSettings::default(),
