@@ -80,6 +80,9 @@ pub enum Failure {
     /// Another controller is at work, and this one must change nothing.
     #[error("another controller has taken the lease")]
     LeaseLost,
+    /// The object was removed while it was reconciled.
+    #[error("the object does not exist any more")]
+    Gone,
 }
 
 impl Failure {
@@ -91,14 +94,14 @@ impl Failure {
     /// Whether the status of the object names it.
     #[must_use]
     pub fn is_reported(&self) -> bool {
-        !self.is_conflict() && !matches!(self, Self::LeaseLost)
+        !self.is_conflict() && !matches!(self, Self::LeaseLost | Self::Gone)
     }
 
     /// The reason in a condition.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Kubernetes(_) | Self::LeaseLost => "ReconcilerError",
+            Self::Kubernetes(_) | Self::LeaseLost | Self::Gone => "ReconcilerError",
             Self::Server(error) => error.reason(),
             Self::Cluster { reason, .. } => reason,
         }
@@ -269,11 +272,11 @@ impl Context {
         mut metadata: serde_json::Value,
     ) -> Result<(), Failure> {
         metadata["resourceVersion"] = json!(object.metadata.resource_version);
+        metadata["uid"] = json!(object.uid());
         let patch = Patch::Merge(json!({"metadata": metadata}));
         let api = self.api::<K>(object.namespace());
         match api.patch(object.name(), &PatchParams::apply(MANAGER), &patch).await {
-            // The object does not exist any more, and neither do its finalizers.
-            Err(error) if code(&error) == 404 => Ok(()),
+            Err(error) if code(&error) == 404 => Err(Failure::Gone),
             other => {
                 object.metadata = other?.metadata;
                 Ok(())
@@ -284,7 +287,7 @@ impl Context {
     /// Makes this controller the one of an object, whose end waits for it from now on.
     ///
     /// # Errors
-    /// If the API refuses it, or the object changed in the meantime.
+    /// If the API refuses it, or the object changed or was removed in the meantime.
     pub async fn take<K: Kind>(&self, object: &mut CustomObject<K>) -> Result<(), Failure> {
         let is_ours = object.annotation(CONTROLLER_ANNOTATION).is_some();
         if object.has_finalizer(FINALIZER) && is_ours {
@@ -298,6 +301,18 @@ impl Context {
         self.write_metadata(object, metadata).await
     }
 
+    /// Makes this controller the one of an object, whose end does not wait for it.
+    ///
+    /// # Errors
+    /// If the API refuses it, or the object changed or was removed in the meantime.
+    pub async fn mark<K: Kind>(&self, object: &mut CustomObject<K>) -> Result<(), Failure> {
+        if object.annotation(CONTROLLER_ANNOTATION).is_some() {
+            return Ok(());
+        }
+        let annotations = json!({CONTROLLER_ANNOTATION: self.settings.controller});
+        self.write_metadata(object, json!({"annotations": annotations})).await
+    }
+
     /// Lets an object go.
     ///
     /// # Errors
@@ -305,7 +320,23 @@ impl Context {
     pub async fn release<K: Kind>(&self, object: &mut CustomObject<K>) -> Result<(), Failure> {
         let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
         finalizers.retain(|name| name != FINALIZER);
-        self.write_metadata(object, json!({"finalizers": finalizers})).await
+        match self.write_metadata(object, json!({"finalizers": finalizers})).await {
+            // Its finalizers are gone with it.
+            Err(Failure::Gone) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Whether exactly this object exists, and is not to end.
+    ///
+    /// # Errors
+    /// If the API does not answer.
+    pub async fn is_wanted<K: Kind>(&self, object: &CustomObject<K>) -> Result<bool, Failure> {
+        let found = self.read::<K>(object.namespace(), object.name()).await?;
+        let is_same = |found: &CustomObject<K>| {
+            found.uid() == object.uid() && found.metadata.deletion_timestamp.is_none()
+        };
+        Ok(found.as_ref().is_some_and(is_same))
     }
 
     /// Deletes exactly this object.
@@ -362,11 +393,28 @@ impl Context {
         lock(&self.observations).insert(key_of(object), observation);
     }
 
+    /// The identifier of the object whose sandbox this process has seen under a name.
+    #[must_use]
+    pub fn observed_uid(&self, key: &ObjectKey) -> Option<String> {
+        lock(&self.observations).get(key).map(|found| found.uid.clone())
+    }
+
+    /// The number of objects whose sandbox this process has seen or misses.
+    #[must_use]
+    pub fn count_observed(&self) -> usize {
+        let is_made = |found: &&Observation| found.secret.is_some() || found.missing.is_some();
+        lock(&self.observations).values().filter(is_made).count()
+    }
+
     /// Counts a failure of an object: when to try again.
     pub fn fail<K: Kind>(&self, object: &CustomObject<K>, failure: &Failure) -> Wait {
         let (kind, namespace, name) = (K::KIND, object.namespace(), object.name());
         if failure.is_conflict() {
             return Some(CONFLICT_RETRY);
+        }
+        if matches!(failure, Failure::Gone) {
+            self.forget(&key_of(object));
+            return None;
         }
         let mut failures = lock(&self.failures);
         let key = key_of(object);

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::condition::{self, READY};
-use crate::context::{Context, Failure, MAX_RETRY, Settings, Wait};
+use crate::context::{Context, Failure, MAX_RETRY, Settings, Wait, code};
 use crate::lease::LeaseHolder;
 use crate::queue::{FairQueue, MAX_RUNNING, MAX_RUNNING_OF_NAMESPACE, ObjectKey};
 use crate::resource::{
@@ -31,6 +31,8 @@ use crate::{claim, pool, sandbox, sweep};
 const WATCHES: u32 = 4;
 /// Time for the first lists, before the work begins without them.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval of attempts to reach the API at the start, and to take a lease that was lost.
+const START_INTERVAL: Duration = Duration::from_secs(2);
 /// The namespace whose identifier is that of the cluster.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
@@ -83,12 +85,31 @@ impl Reconcile for PoolKind {
     }
 }
 
+/// Ends the sandbox of an object that was removed without its finalizer, and that had this name.
+/// The sweep ends those that an earlier process has seen.
+async fn end_former<K: Kind>(
+    key: &ObjectKey,
+    present: Option<&str>,
+    context: &Context,
+) -> Result<(), Failure> {
+    let Some(uid) = context.observed_uid(key).filter(|uid| Some(uid.as_str()) != present) else {
+        return Ok(());
+    };
+    sandbox::end_all_of((&uid, &key.namespace), context).await?;
+    context.forget(key);
+    Ok(())
+}
+
 /// Reads one object, and reconciles it.
 async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait {
     let (namespace, name) = (&key.namespace, &key.name);
     let mut object = match context.read::<K>(namespace, name).await {
         Ok(Some(object)) => object,
         Ok(None) => {
+            if let Err(failure) = end_former::<K>(key, None, context).await {
+                tracing::warn!(kind = K::KIND, namespace, name, %failure, "its sandbox may remain");
+                return Some(MAX_RETRY);
+            }
             context.forget(key);
             return None;
         }
@@ -97,6 +118,10 @@ async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait
             return Some(MAX_RETRY);
         }
     };
+    if let Err(failure) = end_former::<K>(key, Some(object.uid()), context).await {
+        tracing::warn!(kind = K::KIND, namespace, name, %failure, "its sandbox may remain");
+        return Some(MAX_RETRY);
+    }
     if context.is_foreign(&object) {
         tracing::debug!(kind = K::KIND, namespace, name, "another controller serves it");
         return None;
@@ -218,21 +243,27 @@ pub struct LeaseSettings {
     pub identity: String,
 }
 
-/// The identifier of the cluster: that of a namespace which no cluster lacks.
+/// The identifier of the cluster: that of a namespace which no cluster lacks. It waits for an API
+/// that does not answer.
 async fn find_cluster(client: &Client) -> anyhow::Result<String> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let found = namespaces.get_metadata(CLUSTER_NAMESPACE).await.map_err(|error| {
-        anyhow::anyhow!(
-            "cannot read the namespace {CLUSTER_NAMESPACE}, which names the cluster: {error}; \
-             give --cluster-id, or the right to read it"
-        )
-    })?;
+    let found = loop {
+        match namespaces.get_metadata(CLUSTER_NAMESPACE).await {
+            Ok(found) => break found,
+            Err(error) if matches!(code(&error), 401 | 403 | 404) => anyhow::bail!(
+                "cannot read the namespace {CLUSTER_NAMESPACE}, which names the cluster: {error}; \
+                 give --cluster-id, or the right to read it"
+            ),
+            Err(error) => tracing::warn!(%error, "the identifier of the cluster cannot be read"),
+        }
+        tokio::time::sleep(START_INTERVAL).await;
+    };
     let uid = found.metadata.uid.filter(|uid| !uid.is_empty());
     uid.ok_or_else(|| anyhow::anyhow!("the namespace {CLUSTER_NAMESPACE} has no identifier"))
 }
 
-/// Runs the controller until `stop` is ready or the lease is lost; whether it was stopped. Without
-/// an identifier of the cluster one is read from it.
+/// Runs the controller until `stop` is ready. A lease that is lost is waited for again. Without an
+/// identifier of the cluster one is read from it.
 ///
 /// # Errors
 /// If the API refuses what the controller needs from the beginning.
@@ -243,29 +274,44 @@ pub async fn run(
     cluster: Option<String>,
     lease: LeaseSettings,
     stop: impl Future<Output = ()>,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<()> {
     let mut stop = std::pin::pin!(stop);
     let cluster = match cluster {
         Some(cluster) => cluster,
-        None => find_cluster(&client).await?,
+        None => tokio::select! {
+            () = &mut stop => return Ok(()),
+            found = find_cluster(&client) => found?,
+        },
     };
     let holder =
         LeaseHolder::new(client.clone(), &lease.namespace, &lease.name, lease.identity.clone());
     let holder = Arc::new(holder);
-    tokio::select! {
-        () = &mut stop => return Ok(true),
-        acquired = holder.acquire() => acquired.map_err(|error| {
-            anyhow::anyhow!("cannot take the lease {}/{}: {error}", lease.namespace, lease.name)
-        })?,
+    let mut had_lease = false;
+    loop {
+        let acquired = tokio::select! {
+            () = &mut stop => return Ok(()),
+            acquired = holder.acquire() => acquired,
+        };
+        if let Err(error) = acquired {
+            // An API that starts may refuse what it allowed before.
+            if had_lease {
+                tracing::warn!(%error, "the lease is refused");
+                tokio::time::sleep(START_INTERVAL).await;
+                continue;
+            }
+            let LeaseSettings { namespace, name, .. } = lease;
+            anyhow::bail!("cannot take the lease {namespace}/{name}: {error}");
+        }
+        had_lease = true;
+        tracing::info!(lease.identity, "this controller holds the lease");
+        let (client, server, settings) = (client.clone(), server.clone(), settings.clone());
+        let context = Context::new(client, server, settings, cluster.clone(), holder.clone());
+        tokio::select! {
+            () = reconcile_all(Arc::new(context), stop.as_mut()) => {
+                holder.release().await;
+                return Ok(());
+            }
+            () = holder.hold() => tracing::warn!("the lease is waited for again"),
+        }
     }
-    tracing::info!(lease.identity, "this controller holds the lease");
-    let context = Arc::new(Context::new(client, server, settings, cluster, holder.clone()));
-    let stopped = tokio::select! {
-        () = reconcile_all(context, &mut stop) => true,
-        () = holder.hold() => false,
-    };
-    if stopped {
-        holder.release().await;
-    }
-    Ok(stopped)
 }

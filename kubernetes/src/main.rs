@@ -84,6 +84,13 @@ impl Options {
         {
             let is_http = url.is_none_or(|url| matches!(url.scheme(), "http" | "https"));
             ensure!(is_http, "{name} needs a URL that begins with http:// or https://");
+            let has_user =
+                url.is_some_and(|url| !url.username().is_empty() || url.password().is_some());
+            ensure!(
+                !has_user,
+                "{name} must have no user and no password, since statuses and logs show it; the \
+                 key is in --api-key-file"
+            );
         }
         ensure!(
             (MIN_KEEP..=MAX_KEEP).contains(&self.keep),
@@ -111,7 +118,7 @@ impl Options {
     }
 }
 
-async fn serve(options: Options) -> anyhow::Result<bool> {
+async fn serve(options: Options) -> anyhow::Result<()> {
     options.check()?;
     let config = kube::Config::infer().await.context("cannot find the Kubernetes API")?;
     let namespace = options.lease_namespace.unwrap_or_else(|| config.default_namespace.clone());
@@ -156,11 +163,34 @@ async fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     match serve(options).await {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_with_a_password_are_refused() {
+        let check = |name: &str, url: &str| {
+            let all = ["afresh-kube", "--api-key-file=key", "--server=http://a", name, url];
+            let all =
+                all.into_iter().filter(|word| *word != "--server=http://a" || name != "--server");
+            Options::parse_from(all).check()
+        };
+        for name in ["--server", "--public-url"] {
+            for url in
+                ["http://user:secret@afresh/", "http://user@afresh/", "http://:secret@afresh/"]
+            {
+                let error = check(name, url).expect_err(url).to_string();
+                assert!(error.contains(name) && !error.contains("secret"), "{error}");
+            }
+            check(name, "http://afresh:8080/path").expect("a URL without a user");
         }
     }
 }

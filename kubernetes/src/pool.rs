@@ -2,6 +2,8 @@
 //!
 //! No sandbox is made before its claim: every sandbox starts from the memory of a template that is
 //! warm already. A pool whose template the server has is ready with all its replicas.
+//!
+//! Promises: of several controllers, the first one that takes a pool writes its status.
 
 use crate::condition::{self, READY};
 use crate::context::{Context, Failure, Wait, key_of};
@@ -13,7 +15,7 @@ use crate::resource::{SandboxWarmPool, TemplateKind};
 ///
 /// # Errors
 /// If the Kubernetes API or the server fails; the condition `Ready` has the cause.
-pub async fn reconcile(pool: &SandboxWarmPool, context: &Context) -> Result<Wait, Failure> {
+pub async fn reconcile(pool: &mut SandboxWarmPool, context: &Context) -> Result<Wait, Failure> {
     if pool.metadata.deletion_timestamp.is_some() {
         return Ok(None);
     }
@@ -29,6 +31,7 @@ pub async fn reconcile(pool: &SandboxWarmPool, context: &Context) -> Result<Wait
     let generation = pool.metadata.generation;
     status.observed_generation = generation;
     condition::set(&mut status.conditions, READY, is_ready, reason, &message, generation);
+    context.mark(pool).await?;
     context.write_status(pool, &status).await?;
     found?;
     Ok(Some(context.settings.resync))

@@ -5,8 +5,10 @@
 //! is looked up by that identifier before and after one is made. Cluster, controller and identifier
 //! are the key of its creation: the server makes one sandbox of it, also of requests whose answers
 //! were lost and of two hosts with one controller. Of two that a server without keys has made, the
-//! older one stays. An object is removed after its sandbox has ended. The status is written after
-//! the Secret with the token.
+//! older one stays. An object is removed after its sandbox has ended. The sandbox of an object that
+//! is removed without its finalizer is ended by the process that has seen it. An object whose
+//! sandbox is found again is not finished any more. The status is written after the Secret with the
+//! token.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,18 +21,20 @@ use kube::api::{ObjectMeta, PostParams};
 use serde_json::json;
 
 use crate::condition::{self, FINISHED, READY, SUSPENDED};
-use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code};
+use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code, key_of};
 use crate::fields::{SandboxSpec, fingerprint, is_afresh, read_sandbox};
 use crate::resource::{Access, PortAddress, Sandbox, SandboxStatus};
 use crate::server::{
     CLUSTER_LABEL, CONTROLLER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL,
-    RemoteSandbox, ServerError, UID_LABEL,
+    RemoteList, RemoteSandbox, ServerError, UID_LABEL,
 };
 
 /// The server pauses a sandbox this long after its shutdown time, if no controller ends it.
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(60);
 /// Intervals of checks between two looks whether the Secret exists.
 const SECRET_INTERVALS: u32 = 10;
+/// Minimum objects with a sandbox, of which the server must know half.
+const MIN_EXPECTED: usize = 2;
 /// Maximum bytes of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
 /// Maximum bytes of an identifier that a status may have.
@@ -58,11 +62,18 @@ pub fn secret_name(sandbox: &Sandbox, id: &str, url: &str) -> String {
     format!("{}{end}", name.trim_end_matches(['.', '-']))
 }
 
+/// The identifier of an object, and its namespace.
+type Identity<'a> = (&'a str, &'a str);
+
+fn identity(sandbox: &Sandbox) -> Identity<'_> {
+    (sandbox.uid(), sandbox.namespace())
+}
+
 /// Whether a sandbox of the server was made for an object, by this controller.
-fn is_of(remote: &RemoteSandbox, sandbox: &Sandbox, context: &Context) -> bool {
+fn is_of(remote: &RemoteSandbox, (uid, namespace): Identity<'_>, context: &Context) -> bool {
     let wanted = [
-        (UID_LABEL, sandbox.uid()),
-        (NAMESPACE_LABEL, sandbox.namespace()),
+        (UID_LABEL, uid),
+        (NAMESPACE_LABEL, namespace),
         (CLUSTER_LABEL, &context.cluster),
         (CONTROLLER_LABEL, &context.settings.controller),
     ];
@@ -80,11 +91,26 @@ pub(crate) fn creation_key(sandbox: &Sandbox, context: &Context) -> String {
 }
 
 /// The sandboxes of an object, the oldest first.
-async fn list(sandbox: &Sandbox, context: &Context) -> Result<Vec<RemoteSandbox>, Failure> {
-    let mut all = context.server.list(UID_LABEL, sandbox.uid()).await?;
-    all.retain(|remote| is_of(remote, sandbox, context));
-    all.sort_by(|one, two| (one.started_at, &one.id).cmp(&(two.started_at, &two.id)));
+async fn list(of: Identity<'_>, context: &Context) -> Result<RemoteList, Failure> {
+    let mut all = context.server.list(UID_LABEL, of.0).await?;
+    all.sandboxes.retain(|remote| is_of(remote, of, context));
+    all.sandboxes.sort_by(|one, two| (one.started_at, &one.id).cmp(&(two.started_at, &two.id)));
     Ok(all)
+}
+
+/// Ends every sandbox of an object that does not exist any more.
+///
+/// # Errors
+/// If the server does not answer, or cannot name every one.
+pub async fn end_all_of(of: (&str, &str), context: &Context) -> Result<(), Failure> {
+    let all = list(of, context).await?;
+    for remote in &all.sandboxes {
+        context.lease.check().await?;
+        context.server.kill(&remote.id).await?;
+        tracing::warn!(id = remote.id, "a sandbox without an object is ended");
+    }
+    all.into_whole()?;
+    Ok(())
 }
 
 /// A sandbox that a list has.
@@ -152,19 +178,27 @@ async fn end(sandbox: &mut Sandbox, context: &Context) -> Result<(), Failure> {
         kill_all(sandbox, context).await?;
         context.release(sandbox).await?;
     }
+    context.forget(&key_of(sandbox));
     Ok(())
 }
 
 /// Ends every sandbox of an object: also one whose creation was never noted, and that of the status
 /// if a list does not have it yet.
 async fn kill_all(sandbox: &Sandbox, context: &Context) -> Result<(), Failure> {
-    for remote in list(sandbox, context).await? {
+    let all = list(identity(sandbox), context).await?;
+    for remote in &all.sandboxes {
         context.server.kill(&remote.id).await?;
     }
     let status = sandbox.status();
-    let Some(id) = known_id(&status) else { return Ok(()) };
+    let Some(id) = known_id(&status) else {
+        // Without its identifier only a whole list says that there is none.
+        if all.sandboxes.is_empty() {
+            all.into_whole()?;
+        }
+        return Ok(());
+    };
     let known = context.server.get(id).await?;
-    if known.is_some_and(|remote| is_of(&remote, sandbox, context)) {
+    if known.is_some_and(|remote| is_of(&remote, identity(sandbox), context)) {
         context.server.kill(id).await?;
     }
     Ok(())
@@ -196,10 +230,20 @@ impl Reconciliation<'_> {
         if spec.shutdown_time.is_some_and(|time| time <= Timestamp::now()) {
             return self.expire(&spec).await;
         }
-        if condition::is_true(&self.status.conditions, FINISHED) {
-            return Ok(self.wait(&spec));
-        }
-        let finding = self.find().await?;
+        let finding = if condition::is_true(&self.status.conditions, FINISHED) {
+            // The server that knew nothing of it may have been another one.
+            match self.find_listed().await? {
+                None => return Ok(self.wait(&spec)),
+                Some(remote) => {
+                    let (namespace, name) = (self.sandbox.namespace(), self.sandbox.name());
+                    tracing::warn!(namespace, name, remote.id, "its sandbox is found again");
+                    condition::remove(&mut self.status.conditions, FINISHED);
+                    Finding::Exists(remote)
+                }
+            }
+        } else {
+            self.find().await?
+        };
         if !matches!(finding, Finding::Missing) {
             self.observe_missing(None);
         }
@@ -213,7 +257,7 @@ impl Reconciliation<'_> {
         }
         let remote = match finding {
             Finding::Exists(remote) => remote,
-            Finding::Missing => return Ok(self.miss(&spec)),
+            Finding::Missing => return self.miss(&spec).await,
             Finding::New if spec.suspended => {
                 self.context.take(self.sandbox).await?;
                 self.suspend(false);
@@ -267,7 +311,7 @@ impl Reconciliation<'_> {
         let (sandbox, context) = (&*self.sandbox, self.context);
         if let Some(id) = known_id(self.status) {
             match context.server.get(id).await? {
-                Some(remote) if is_of(&remote, sandbox, context) => {
+                Some(remote) if is_of(&remote, identity(sandbox), context) => {
                     return Ok(Finding::Exists(remote));
                 }
                 Some(_) => {
@@ -276,8 +320,12 @@ impl Reconciliation<'_> {
                 }
                 // Either it has ended, or the status is wrong.
                 None => {
-                    let found = self.find_listed().await?;
-                    return Ok(found.map_or(Finding::Missing, Finding::Exists));
+                    let all = list(identity(sandbox), context).await?;
+                    if let Some(first) = all.sandboxes.first() {
+                        return get_listed(context, &first.id).await.map(Finding::Exists);
+                    }
+                    all.into_whole()?;
+                    return Ok(Finding::Missing);
                 }
             }
         }
@@ -285,19 +333,21 @@ impl Reconciliation<'_> {
     }
 
     /// The oldest sandbox of the object, if two controllers were at work; the sweep ends the other
-    /// one.
+    /// one. One that the list lacks is found by the key of its creation.
     async fn find_listed(&self) -> Result<Option<RemoteSandbox>, Failure> {
-        let all = list(self.sandbox, self.context).await?;
-        let Some(first) = all.into_iter().next() else { return Ok(None) };
-        // Lists have no tokens.
+        let all = list(identity(self.sandbox), self.context).await?;
+        let Some(first) = all.sandboxes.into_iter().next() else { return Ok(None) };
+        // A server need not list tokens.
         get_listed(self.context, &first.id).await.map(Some)
     }
 
     /// Makes a sandbox.
     async fn create(&mut self, spec: &SandboxSpec) -> Result<RemoteSandbox, Failure> {
         let context = self.context;
-        self.check_image(&spec.plan.template).await?;
+        self.check_image(&spec.plan.template)?;
         context.take(self.sandbox).await?;
+        // Its sandbox is ended also if the object is removed during the creation.
+        context.observe(self.sandbox, context.observation(self.sandbox));
         let sandbox = &*self.sandbox;
         let mut metadata: BTreeMap<String, String> = spec.plan.labels.clone();
         let own = [
@@ -312,14 +362,30 @@ impl Reconciliation<'_> {
         let new = NewSandbox {
             key: &creation_key(sandbox, context),
             template: &spec.plan.template,
+            template_only: context.settings.images.is_empty(),
             envs: &spec.plan.envs,
             metadata: &metadata,
             time: self.time(spec),
         };
         // As late as possible: a host that stops here for longer than its lease is the rest.
         context.lease.check().await?;
-        let made = context.server.create(&new).await?;
-        let all = list(sandbox, context).await?;
+        let made = match context.server.create(&new).await {
+            Err(error) if new.template_only && error.is_missing(new.template) => {
+                let message = format!(
+                    "the afresh server has no template `{}`; a snapshot needs the option --image \
+                     of the controller",
+                    new.template
+                );
+                return Err(Failure::Cluster { reason: "TemplateNotFound", message });
+            }
+            made => made?,
+        };
+        // The finalizer may have been removed by force.
+        if !context.is_wanted(sandbox).await? {
+            context.server.kill(&made.id).await?;
+            return Err(Failure::Gone);
+        }
+        let all = list(identity(sandbox), context).await?.sandboxes;
         let Some(first) = all.first().filter(|first| first.id != made.id) else { return Ok(made) };
         // Another controller was faster. It looks at the same list, and decides alike.
         context.server.kill(&made.id).await?;
@@ -328,23 +394,14 @@ impl Reconciliation<'_> {
 
     /// Whether objects may name an image. A snapshot has the memory of a sandbox, which may be one
     /// of another namespace.
-    async fn check_image(&self, image: &str) -> Result<(), Failure> {
+    fn check_image(&self, image: &str) -> Result<(), Failure> {
         let images = &self.context.settings.images;
-        if images.is_empty() {
-            if self.context.server.has_template(image).await? {
-                return Ok(());
-            }
-            let message = format!(
-                "the afresh server has no template `{image}`; a snapshot needs the option --image \
-                 of the controller"
-            );
-            return Err(Failure::Cluster { reason: "TemplateNotFound", message });
-        }
+        // Without a list the creation is one of templates alone.
         let is_allowed = images.iter().any(|allowed| match allowed.strip_suffix('*') {
             Some(start) => image.starts_with(start),
             None => image == allowed,
         });
-        if is_allowed {
+        if images.is_empty() || is_allowed {
             return Ok(());
         }
         let message = format!("the option --image of the controller does not allow `{image}`");
@@ -414,7 +471,6 @@ impl Reconciliation<'_> {
         let sandbox = &*self.sandbox;
         let url = self.context.settings.public_url.as_str();
         let token = remote.token.as_deref().ok_or_else(|| ServerError::Answer {
-            url: url.to_owned(),
             why: format!("the sandbox {} has no token", remote.id),
         })?;
         let data = [("id", remote.id.as_str()), ("token", token), ("url", url)]
@@ -448,12 +504,13 @@ impl Reconciliation<'_> {
 
     /// The server does not know the sandbox. It counts as ended if a later look finds the same: a
     /// server that starts again, or another one at the address, may answer so for a while.
-    fn miss(&mut self, spec: &SandboxSpec) -> Wait {
+    async fn miss(&mut self, spec: &SandboxSpec) -> Result<Wait, Failure> {
         let confirmation = self.context.settings.confirmation;
         let since = self.context.observation(self.sandbox).missing;
         if since.is_some_and(|since| since.elapsed() >= confirmation) {
-            self.observe_missing(None);
-            return self.finish(spec);
+            self.check_tenant().await?;
+            self.context.forget(&key_of(self.sandbox));
+            return Ok(self.finish(spec));
         }
         let since = since.unwrap_or_else(Instant::now);
         self.observe_missing(Some(since));
@@ -461,7 +518,27 @@ impl Reconciliation<'_> {
         let message =
             format!("the afresh server does not know the sandbox {id}; it is asked again");
         self.set(READY, false, "SandboxNotFound", &message);
-        Some(confirmation.saturating_sub(since.elapsed()).max(Duration::from_millis(1)))
+        let wait = confirmation.saturating_sub(since.elapsed());
+        Ok(Some(wait.max(Duration::from_millis(1))))
+    }
+
+    /// Refuses to finish an object where the server knows few of the sandboxes of this controller.
+    /// That is the answer of another server, and of a key of another tenant.
+    async fn check_tenant(&self) -> Result<(), Failure> {
+        let context = self.context;
+        let mut all = context.server.list(CLUSTER_LABEL, &context.cluster).await?.sandboxes;
+        let own = &context.settings.controller;
+        all.retain(|remote| remote.metadata.get(CONTROLLER_LABEL) == Some(own));
+        let (expected, listed) = (context.count_observed(), all.len());
+        if expected < MIN_EXPECTED || listed >= expected.div_ceil(2) {
+            return Ok(());
+        }
+        let message = format!(
+            "the afresh server knows {listed} sandboxes of this controller, which expects \
+             {expected}, so this one is not counted as ended; check --server and the tenant of the \
+             API key, or delete this object and make another"
+        );
+        Err(Failure::Cluster { reason: "SandboxNotFound", message })
     }
 
     /// The sandbox has ended without the controller: its memory is lost, so it is not made anew.
@@ -480,6 +557,7 @@ impl Reconciliation<'_> {
     /// The time of the object is over.
     async fn expire(mut self, spec: &SandboxSpec) -> Result<Wait, Failure> {
         kill_all(self.sandbox, self.context).await?;
+        self.context.forget(&key_of(self.sandbox));
         self.status.access = Access::default();
         self.status.replicas = 0;
         condition::remove(&mut self.status.conditions, SUSPENDED);

@@ -2,8 +2,8 @@
 //!
 //! Promises: each request has a time limit, and an answer has a limit of bytes. The key is read
 //! from its file for each request, so a renewed Secret needs no restart. A sandbox counts as
-//! missing only if afresh says so of exactly that sandbox; a 404 of a proxy does not. A list is
-//! complete or an error.
+//! missing only if afresh says so of exactly that sandbox; a 404 of a proxy does not. A list
+//! reports whether it is whole. Errors name no URL, since users read them in statuses.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,10 +47,8 @@ const UNREADABLE_HEADER: &str = "x-afresh-unreadable";
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// No answer.
-    #[error("the afresh server at {url} does not answer: {why}; check that it runs")]
+    #[error("the afresh server does not answer: {why}; check that it runs")]
     Unreachable {
-        /// The server.
-        url: String,
         /// The cause.
         why: String,
     },
@@ -79,10 +77,8 @@ pub enum ServerError {
         why: String,
     },
     /// An answer that is no answer of afresh.
-    #[error("{url} is no afresh server with sandboxes: {why}")]
+    #[error("the server is no afresh server with sandboxes: {why}")]
     Answer {
-        /// The server.
-        url: String,
         /// The cause.
         why: String,
     },
@@ -106,7 +102,7 @@ impl ServerError {
     }
 
     /// Whether afresh itself says that it does not have what the request names.
-    fn is_missing(&self, name: &str) -> bool {
+    pub(crate) fn is_missing(&self, name: &str) -> bool {
         let Self::Refused { status: 404, message, is_own: true } = self else { return false };
         message.contains(name)
     }
@@ -130,7 +126,7 @@ pub struct RemoteSandbox {
     /// Its identifier.
     #[serde(rename = "sandboxID")]
     pub id: String,
-    /// The token of requests into it; not in lists.
+    /// The token of requests into it; a list need not have it.
     #[serde(rename = "envdAccessToken")]
     pub token: Option<String>,
     /// `running` or `paused`; none right after creation.
@@ -159,12 +155,36 @@ pub struct NewSandbox<'a> {
     pub key: &'a str,
     /// The template.
     pub template: &'a str,
+    /// The server refuses a snapshot of that name.
+    pub template_only: bool,
     /// Variables.
     pub envs: &'a BTreeMap<String, String>,
     /// Labels.
     pub metadata: &'a BTreeMap<String, String>,
     /// Time until the server pauses it, unless it is prolonged.
     pub time: Duration,
+}
+
+/// Sandboxes with a label.
+#[derive(Clone, Debug, Default)]
+pub struct RemoteList {
+    /// Those that the server can name.
+    pub sandboxes: Vec<RemoteSandbox>,
+    /// Why there may be others.
+    pub missing: Option<&'static str>,
+}
+
+impl RemoteList {
+    /// All sandboxes with the label.
+    ///
+    /// # Errors
+    /// If there may be others.
+    pub fn into_whole(self) -> Result<Vec<RemoteSandbox>, ServerError> {
+        match self.missing {
+            None => Ok(self.sandboxes),
+            Some(why) => Err(ServerError::Incomplete { why: why.to_owned() }),
+        }
+    }
 }
 
 /// A successful answer.
@@ -252,7 +272,7 @@ impl Server {
                 why = format!("{why}: {error}");
                 cause = error.source();
             }
-            ServerError::Unreachable { url: self.url.to_string(), why }
+            ServerError::Unreachable { why }
         };
         let mut answer = request.send().await.map_err(unreachable)?;
         let status = answer.status();
@@ -263,7 +283,7 @@ impl Server {
         while let Some(part) = answer.chunk().await.map_err(unreachable)? {
             if bytes.len() + part.len() > MAX_ANSWER_BYTES {
                 let why = format!("an answer has more than {MAX_ANSWER_BYTES} bytes");
-                return Err(ServerError::Answer { url: self.url.to_string(), why });
+                return Err(ServerError::Answer { why });
             }
             bytes.extend_from_slice(&part);
         }
@@ -284,10 +304,8 @@ impl Server {
     }
 
     fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ServerError> {
-        serde_json::from_slice(bytes).map_err(|error| ServerError::Answer {
-            url: self.url.to_string(),
-            why: error.to_string(),
-        })
+        let wrong = |error: serde_json::Error| ServerError::Answer { why: error.to_string() };
+        serde_json::from_slice(bytes).map_err(wrong)
     }
 
     /// Makes a sandbox, or gets the one that an earlier attempt has made.
@@ -295,37 +313,41 @@ impl Server {
     /// # Errors
     /// If the server refuses it or does not answer.
     pub async fn create(&self, new: &NewSandbox<'_>) -> Result<RemoteSandbox, ServerError> {
-        let body = json!({
+        let mut body = json!({
             "templateID": new.template, "envVars": new.envs, "metadata": new.metadata,
             "timeout": new.time.as_secs(), "autoPause": true,
         });
+        // A server that does not know the field refuses the request.
+        if new.template_only {
+            body["templateOnly"] = true.into();
+        }
         let request = self.request(Method::POST, &["sandboxes"], &[], Some(&body))?;
         let answer = self.receive(request.header(KEY_HEADER, new.key)).await?;
         self.decode(&answer.bytes)
     }
 
-    /// All sandboxes with this value of a label.
+    /// The sandboxes with this value of a label.
     ///
     /// # Errors
-    /// If the server does not answer, or cannot name every one.
-    pub async fn list(&self, label: &str, value: &str) -> Result<Vec<RemoteSandbox>, ServerError> {
-        let incomplete = |why: &str| ServerError::Incomplete { why: why.to_owned() };
+    /// If the server does not answer.
+    pub async fn list(&self, label: &str, value: &str) -> Result<RemoteList, ServerError> {
         let labels = format!("{label}={value}");
-        let (mut all, mut token) = (Vec::new(), None::<String>);
+        let (mut all, mut token) = (RemoteList::default(), None::<String>);
         for _ in 0..MAX_PAGES {
             let mut query = vec![("metadata", labels.as_str()), ("order", "asc")];
             query.extend(token.as_deref().map(|token| ("nextToken", token)));
             let answer = self.send(Method::GET, &["v2", "sandboxes"], &query, None).await?;
             if !answer.is_complete {
-                return Err(incomplete("it cannot read some of their entries"));
+                all.missing = Some("it cannot read some of their entries");
             }
-            all.extend(self.decode::<Vec<RemoteSandbox>>(&answer.bytes)?);
+            all.sandboxes.extend(self.decode::<Vec<RemoteSandbox>>(&answer.bytes)?);
             match answer.next {
                 Some(next) => token = Some(next),
                 None => return Ok(all),
             }
         }
-        Err(incomplete("there are too many"))
+        all.missing = Some("there are too many");
+        Ok(all)
     }
 
     /// A sandbox, if it exists.
@@ -354,11 +376,16 @@ impl Server {
     /// Pauses a sandbox, if it runs.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// If the server refuses it or does not answer.
     pub async fn pause(&self, id: &str) -> Result<(), ServerError> {
         match self.send(Method::POST, &["sandboxes", id, "pause"], &[], Some(&json!({}))).await {
-            Err(error) if !error.is_conflict() => Err(error),
-            _ => Ok(()),
+            Ok(_) => Ok(()),
+            // Either it is paused already, or it cannot be.
+            Err(error) if error.is_conflict() => match self.get(id).await? {
+                Some(remote) if remote.is_paused() => Ok(()),
+                _ => Err(error),
+            },
+            Err(error) => Err(error),
         }
     }
 
@@ -380,29 +407,20 @@ impl Server {
         self.send(Method::POST, &["sandboxes", id, "timeout"], &[], Some(&body)).await.map(drop)
     }
 
-    /// Whether the server has a template. A name with a tag, `NAME:TAG`, is one of its builds.
-    /// Snapshots of sandboxes are no templates.
+    /// Whether the server has a template or a build of this name. Snapshots of sandboxes are no
+    /// templates.
     ///
     /// # Errors
     /// If the server does not answer.
     pub async fn has_template(&self, image: &str) -> Result<bool, ServerError> {
-        #[derive(Deserialize)]
-        struct Tag {
-            tag: String,
+        // They are no parts of a path, and would reach another endpoint.
+        if matches!(image, "" | "." | "..") {
+            return Ok(false);
         }
-        let (name, tag) = image.split_once(':').map_or((image, None), |(n, t)| (n, Some(t)));
-        let path: &[&str] = match tag {
-            None => &["templates", "aliases", name],
-            Some(_) => &["templates", name, "tags"],
-        };
-        match (self.send(Method::GET, path, &[], None).await, tag) {
-            (Ok(_), None) => Ok(true),
-            (Ok(answer), Some(tag)) => {
-                let tags: Vec<Tag> = self.decode(&answer.bytes)?;
-                Ok(tags.iter().any(|found| found.tag == tag))
-            }
-            (Err(error), _) if error.is_missing(name) => Ok(false),
-            (Err(error), _) => Err(error),
+        match self.send(Method::GET, &["templates", "aliases", image], &[], None).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_missing(image) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }

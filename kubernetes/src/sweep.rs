@@ -48,8 +48,9 @@ async fn wanted(context: &Context) -> Result<HashMap<String, Option<String>>, Fa
 /// # Errors
 /// If the Kubernetes API or the server does not list what there is.
 pub async fn sweep(context: &Context) -> Result<SweepReport, Failure> {
-    // Before the objects: each object of a sandbox in this list exists by now.
-    let mut remotes = context.server.list(CLUSTER_LABEL, &context.cluster).await?;
+    // Before the objects: each object of a sandbox in this list exists by now. Where it lacks some,
+    // those are left for a later sweep.
+    let mut remotes = context.server.list(CLUSTER_LABEL, &context.cluster).await?.sandboxes;
     let is_old = |started: Option<Timestamp>| {
         let age = started.map(|started| Timestamp::now().duration_since(started));
         age.is_some_and(|age| {

@@ -28,6 +28,14 @@ pub(crate) struct Faults {
     pub(crate) proxy: bool,
     /// Every request for one sandbox gets the server's own 404.
     pub(crate) forgetful: bool,
+    /// Lists are empty, as those of another tenant.
+    pub(crate) empty: bool,
+    /// Lists lack an entry.
+    pub(crate) partial: bool,
+    /// No sandbox can be paused.
+    pub(crate) restless: bool,
+    /// There are no templates.
+    pub(crate) bare: bool,
     /// Sandboxes that cannot be ended.
     pub(crate) immortal: BTreeSet<String>,
     /// The number of creations whose answers are lost. Lists do not have their sandboxes before the
@@ -124,14 +132,18 @@ impl State {
         id
     }
 
+    fn has_template(&self, name: Option<&str>) -> bool {
+        !self.faults.bare && matches!(name, Some("script" | "script:one"))
+    }
+
     fn list(&self, labels: &str) -> Reply {
         let (label, value) = labels.split_once('=').expect("one label");
         let all = self.sandboxes.values().filter(|sandbox| sandbox["metadata"][label] == value);
-        let without_token = all.cloned().map(|mut sandbox| {
-            sandbox.as_object_mut().expect("an object").remove("envdAccessToken");
-            sandbox
-        });
-        Reply::Json(200, without_token.collect())
+        let all = all.filter(|_| !self.faults.empty).cloned().collect();
+        match self.faults.partial {
+            true => Reply::Partial(all),
+            false => Reply::Json(200, all),
+        }
     }
 
     fn one(&mut self, method: &str, id: &str, action: Option<&str>, body: &Value) -> Reply {
@@ -139,6 +151,7 @@ impl State {
             return Reply::Html(404);
         }
         let missing = format!("the sandbox {id} was not found");
+        let is_restless = self.faults.restless;
         let is_immortal = self.faults.immortal.contains(id);
         let found = self.sandboxes.get_mut(id).filter(|_| !self.faults.forgetful);
         let Some(sandbox) = found else { return refusal(404, &missing) };
@@ -150,6 +163,12 @@ impl State {
             ("GET", None) => return Reply::Json(200, sandbox.clone()),
             ("DELETE", None) if is_immortal => return refusal(500, "it cannot be ended"),
             ("DELETE", None) => drop(self.sandboxes.remove(id)),
+            ("POST", Some("pause")) if is_restless => {
+                return refusal(409, "the template that it began in has changed");
+            }
+            ("POST", Some("pause")) if sandbox["state"] == "paused" => {
+                return refusal(409, "it is paused already");
+            }
             ("POST", Some("pause")) => sandbox["state"] = "paused".into(),
             ("POST", Some("connect")) => {
                 sandbox["state"] = "running".into();
@@ -178,6 +197,13 @@ impl Handler for MockAfresh {
         let mut state = self.state();
         match (method, &path[..]) {
             ("GET", ["v2", "sandboxes"]) => state.list(&request.query["metadata"]),
+            ("POST", ["sandboxes"])
+                if request.body["templateOnly"] == true
+                    && !state.has_template(request.body["templateID"].as_str()) =>
+            {
+                let name = &request.body["templateID"];
+                refusal(404, &format!("there is no template {name}"))
+            }
             ("POST", ["sandboxes"]) => {
                 let hidden = std::mem::take(&mut state.hidden);
                 state.sandboxes.extend(hidden);
@@ -207,11 +233,10 @@ impl Handler for MockAfresh {
             }
             (_, ["sandboxes", id]) => state.one(method, id, None, &request.body),
             (_, ["sandboxes", id, action]) => state.one(method, id, Some(action), &request.body),
-            ("GET", ["templates", "aliases", "script"]) => Reply::Json(200, json!({})),
-            ("GET", ["templates", "script", "tags"]) => Reply::Json(200, json!([{"tag": "one"}])),
-            ("GET", ["templates", "aliases", name] | ["templates", name, "tags"]) => {
-                refusal(404, &format!("the template {name} was not found"))
-            }
+            ("GET", ["templates", "aliases", name]) => match state.has_template(Some(name)) {
+                true => Reply::Json(200, json!({})),
+                false => refusal(404, &format!("the template {name} was not found")),
+            },
             _ => refusal(404, "there is no such route"),
         }
     }

@@ -18,6 +18,7 @@ struct State {
     log: Vec<(u64, String, Value)>,
     watches: Vec<(String, UnboundedSender<String>)>,
     requests: Vec<String>,
+    is_down: bool,
 }
 
 /// The API.
@@ -187,6 +188,11 @@ impl MockCluster {
         own.map(|place| place.2.clone()).collect()
     }
 
+    /// Whether every request is refused.
+    pub(crate) fn set_down(&self, is_down: bool) {
+        self.state().is_down = is_down;
+    }
+
     /// Method and path of every request so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.state().requests.clone()
@@ -197,6 +203,9 @@ impl Handler for MockCluster {
     async fn answer(&self, request: Request) -> Reply {
         let mut state = self.state();
         state.requests.push(format!("{} /{}", request.method, request.path.join("/")));
+        if state.is_down {
+            return refusal(503, "ServiceUnavailable");
+        }
         let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
         let rest = match path[..] {
             ["apis", _, _, ref rest @ ..] | ["api", _, ref rest @ ..] => rest,
@@ -208,6 +217,7 @@ impl Handler for MockCluster {
             ["namespaces", namespace, plural, name, "status"] => {
                 (plural, Some(namespace), Some(name))
             }
+            ["namespaces", name] => ("namespaces", None, Some(name)),
             [plural] => (plural, None, None),
             _ => return refusal(404, "NotFound"),
         };

@@ -23,6 +23,8 @@ pub(super) struct Request {
 /// An answer.
 pub(super) enum Reply {
     Json(u16, Value),
+    /// A list that lacks an entry.
+    Partial(Value),
     /// Another one than JSON.
     Html(u16),
     /// Lines, until the sender ends.
@@ -77,9 +79,14 @@ async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Resu
         let path = url.path_segments().into_iter().flatten().map(str::to_owned).collect();
         let query = url.query_pairs().into_owned().collect();
         let body = serde_json::from_slice(&body).unwrap_or_default();
+        let mut further = "";
         let (status, kind, text) =
             match handler.answer(Request { method, path, query, body, key }).await {
                 Reply::Json(status, value) => (status, "application/json", value.to_string()),
+                Reply::Partial(value) => {
+                    further = "x-afresh-unreadable: 1\r\n";
+                    (200, "application/json", value.to_string())
+                }
                 Reply::Html(status) => (status, "text/html", "<html></html>".to_owned()),
                 Reply::Lines(mut lines) => {
                     writer.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").await?;
@@ -91,7 +98,8 @@ async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Resu
             };
         // At once: two writes wait for each other's acknowledgement.
         let answer = format!(
-            "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{text}",
+            "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{further}\r\n\
+             {text}",
             text.len()
         );
         writer.write_all(answer.as_bytes()).await?;

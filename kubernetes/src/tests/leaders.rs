@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::context::Failure;
-use crate::controller::reconcile_all;
-use crate::mock::{World, script};
+use crate::controller::{LeaseSettings, reconcile_all, run};
+use crate::mock::{World, script, wait_for};
 use crate::resource::SandboxKind;
 use crate::sandbox::reconcile;
 use crate::server::{CLUSTER_LABEL, CONTROLLER_LABEL, NAMESPACE_LABEL, UID_LABEL};
@@ -88,4 +88,36 @@ async fn two_controllers_at_work_leave_one_sandbox_for_each_object() {
     }
     crate::sweep::sweep(&context).await.expect("a sweep");
     assert_eq!(world.afresh.ids().len(), 50);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_outlives_an_outage_of_the_api_and_a_lost_lease() {
+    let world = World::new().await;
+    world.cluster.set_down(true);
+    world.cluster.add("namespaces", "", "kube-system", json!({}));
+    let lease = LeaseSettings {
+        namespace: "default".to_owned(),
+        name: "default-one".to_owned(),
+        identity: "one".to_owned(),
+    };
+    let (client, server, settings) = (world.client(), world.server(), world.settings.clone());
+    let running = tokio::spawn(run(client, server, settings, None, lease, std::future::pending()));
+    wait_for("the first request", async || (!world.cluster.requests().is_empty()).then_some(()))
+        .await;
+    world.cluster.set_down(false);
+    world.add::<SandboxKind>("a", "one", script());
+    world.sandbox_reason("a", "one", "DependenciesReady").await;
+    take_lease(&world);
+    // Its holder leaves.
+    let none = json!({"spec": {"holderIdentity": ""}});
+    world.cluster.patch("leases", "default", "default-one", &none);
+    wait_for("the lease", async || {
+        let lease = world.cluster.get("leases", "default", "default-one")?;
+        (lease["spec"]["holderIdentity"] == "one").then_some(())
+    })
+    .await;
+    world.add::<SandboxKind>("a", "two", script());
+    world.sandbox_reason("a", "two", "DependenciesReady").await;
+    assert!(!running.is_finished());
+    running.abort();
 }

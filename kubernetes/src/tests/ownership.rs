@@ -2,9 +2,10 @@
 
 use serde_json::json;
 
-use crate::context::Settings;
+use crate::context::{Context, Settings};
+use crate::lease::LeaseHolder;
 use crate::mock::{World, script, wait_for};
-use crate::resource::SandboxKind;
+use crate::resource::{CONTROLLER_ANNOTATION, PoolKind, SandboxKind, TemplateKind};
 use crate::sandbox::creation_key;
 use crate::server::{CLUSTER_LABEL, CONTROLLER_LABEL, NAMESPACE_LABEL, UID_LABEL};
 use crate::sweep::{SweepReport, sweep};
@@ -104,6 +105,93 @@ async fn a_creation_whose_answer_is_lost_makes_no_second_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_removed_before_the_finalizer_gets_no_sandbox() {
+    let world = World::new().await;
+    let context = world.context().await;
+    world.add::<SandboxKind>("a", "one", script());
+    let mut object = world.object::<SandboxKind>("a", "one").expect("it exists");
+    world.cluster.remove("sandboxes", "a", "one");
+    let refused = crate::sandbox::reconcile(&mut object, &context).await;
+    assert!(matches!(refused, Err(crate::context::Failure::Gone)), "{refused:?}");
+    assert_eq!(world.afresh.creations(), 0);
+    // Nor one of the same name.
+    world.add::<SandboxKind>("a", "one", script());
+    let refused = crate::sandbox::reconcile(&mut object, &context).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(world.afresh.creations(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sandbox_of_an_object_that_is_removed_by_force_is_ended_at_once() {
+    let world = World::new().await;
+    let context = world.context().await;
+    let _controller = World::run(&context);
+    let slow = [("a".to_owned(), std::time::Duration::from_millis(300))].into();
+    world.afresh.fail(crate::mock::Faults { slow, ..Default::default() });
+    world.add::<SandboxKind>("a", "one", script());
+    wait_for("the creation", async || {
+        world.afresh.requests().iter().any(|request| request == "POST /sandboxes").then_some(())
+    })
+    .await;
+    world.cluster.remove("sandboxes", "a", "one");
+    wait_for("its end", async || {
+        (world.afresh.creations() == 1 && world.afresh.ids().is_empty()).then_some(())
+    })
+    .await;
+    world.afresh.fail(Default::default());
+    let by_force = |name: &str| {
+        let none = json!({"metadata": {"finalizers": null}});
+        world.cluster.patch("sandboxes", "a", name, &none);
+        world.cluster.delete("sandboxes", "a", name);
+    };
+    world.add::<SandboxKind>("a", "two", script());
+    world.sandbox_reason("a", "two", "DependenciesReady").await;
+    by_force("two");
+    wait_for("the end of the second", async || world.afresh.ids().is_empty().then_some(())).await;
+    // Also where another object has its name at once.
+    world.add::<SandboxKind>("a", "two", script());
+    world.sandbox_reason("a", "two", "DependenciesReady").await;
+    let before = world.afresh.ids();
+    by_force("two");
+    world.add::<SandboxKind>("a", "two", script());
+    world.sandbox_reason("a", "two", "DependenciesReady").await;
+    wait_for("the end of the former", async || {
+        let ids = world.afresh.ids();
+        (ids.len() == 1 && ids != before).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_two_controllers_writes_the_status_of_a_pool() {
+    let (world, bare) = (World::new().await, World::new().await);
+    bare.afresh.fail(crate::mock::Faults { bare: true, ..Default::default() });
+    let first = world.context().await;
+    let settings = Settings { controller: "default/two".to_owned(), ..world.settings.clone() };
+    let lease = LeaseHolder::new(world.client(), "default", "default-two", "two".to_owned());
+    lease.acquire().await.expect("the lease is free");
+    let cluster = "cluster".to_owned();
+    let second = Context::new(world.client(), bare.server(), settings, cluster, lease.into());
+    let _controllers = [World::run(&first), World::run(&second.into())];
+    world.add::<TemplateKind>("a", "script", script());
+    world.add::<PoolKind>("a", "fast", json!({"sandboxTemplateRef": {"name": "script"}}));
+    let owner = wait_for("the status", async || {
+        let pool = world.object::<PoolKind>("a", "fast")?;
+        let owner = pool.annotation(CONTROLLER_ANNOTATION)?.to_owned();
+        (!pool.status().conditions.is_empty()).then_some(owner)
+    })
+    .await;
+    let writes = || {
+        let all = world.cluster.requests().into_iter();
+        all.filter(|request| request.starts_with("PATCH") && request.contains("pools/fast")).count()
+    };
+    tokio::time::sleep(world.settings.resync * 4).await;
+    let before = writes();
+    tokio::time::sleep(world.settings.resync * 10).await;
+    assert_eq!(writes(), before, "the pool is one of {owner}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sweep_goes_past_a_sandbox_that_cannot_be_ended() {
     let world = World::new().await;
     let context = world.context().await;
@@ -156,11 +244,16 @@ async fn images_are_templates_or_those_of_the_option() {
         ("two", "script:one", "DependenciesReady"),
         ("three", "snapshot-of-another-tenant", "TemplateNotFound"),
         ("four", "script:two", "TemplateNotFound"),
+        ("five", "..", "TemplateNotFound"),
     ] {
         world.add::<SandboxKind>("a", name, image(with));
         world.sandbox_reason("a", name, reason).await;
     }
     assert_eq!(world.afresh.ids().len(), 2);
+    let before = world.afresh.requests().len();
+    assert!(!world.server().has_template("..").await.expect("an answer"));
+    let further = world.afresh.requests().split_off(before);
+    assert!(!further.iter().any(|request| request.starts_with("GET /templates")), "{further:?}");
     let images = vec!["golden-*".to_owned(), "script:one".to_owned()];
     let controller = "default/two".to_owned();
     let settings = Settings { images, controller, ..world.settings.clone() };

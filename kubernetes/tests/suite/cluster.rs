@@ -27,7 +27,7 @@ use crate::process::{Process, free_port, program, wait_for};
 
 const ADMIN: &str = "token-of-the-administrator";
 const CONTROLLER: &str = "token-of-the-controller";
-const KEY: &str = "key-of-the-cluster";
+pub(crate) const KEY: &str = "key-of-the-cluster";
 /// The identifier of the cluster.
 pub(crate) const CLUSTER: &str = "cluster-of-the-tests";
 
@@ -316,14 +316,14 @@ pub(crate) struct Space {
 /// A controller that runs in the test.
 pub(crate) struct RunningController {
     stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<anyhow::Result<bool>>,
+    task: JoinHandle<anyhow::Result<()>>,
 }
 
 impl RunningController {
     /// Stops it as SIGTERM does.
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
-        assert!((&mut self.task).await.unwrap().unwrap());
+        (&mut self.task).await.unwrap().unwrap();
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -451,7 +451,7 @@ impl Space {
 
     /// The sandboxes of this namespace on the server.
     pub(crate) async fn remotes(&self) -> Vec<RemoteSandbox> {
-        self.server.list(NAMESPACE_LABEL, &self.name).await.unwrap()
+        self.server.list(NAMESPACE_LABEL, &self.name).await.unwrap().into_whole().unwrap()
     }
 
     /// Runs code with the data of a Secret: its output.

@@ -19,6 +19,7 @@ async fn a_lost_server_is_a_condition_until_it_is_back() {
     space.add::<ClaimKind>("during", claim()).await;
     let message = space.claim_reason("during", "ServerUnavailable").await;
     assert!(message.contains("does not answer"), "{message}");
+    assert!(!message.contains("127.0.0.1"), "users read it: {message}");
     // The resync notices it for the other one.
     space.claim_reason("before", "ServerUnavailable").await;
     // An object waits for the end of its sandbox.

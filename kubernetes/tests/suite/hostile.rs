@@ -7,7 +7,7 @@ use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Space, claim, template};
+use crate::cluster::{Cluster, KEY, Space, claim, template};
 use crate::process::wait_for;
 
 /// An object of `agents.x-k8s.io` or its extensions, as JSON.
@@ -70,6 +70,40 @@ async fn a_forged_status_is_corrected_and_ends_no_sandbox_of_others() {
     space.is_gone::<SandboxKind>("two").await;
     assert!(space.remotes().await.is_empty());
     assert_eq!(victims.remotes().await[0].id, victim);
+}
+
+/// E2B has names for the first template, and a snapshot may have one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_with_the_name_of_a_template_gives_its_memory_to_no_object() {
+    let Some(cluster) = Cluster::shared().await else { return };
+    let afresh = cluster.own_afresh().await;
+    let mut space = cluster.space("snapshots").await;
+    (space.server, space.url) = (afresh.client(), afresh.url());
+    let _controller = space.control();
+    let with_image = |image: &str| {
+        let mut spec = template();
+        spec["podTemplate"]["spec"]["containers"][0]["image"] = image.into();
+        spec
+    };
+    space.add::<SandboxKind>("before", with_image("base")).await;
+    let before = space.sandbox_reason("before", "DependenciesReady").await;
+    let id = before.status().access.sandbox_id.unwrap();
+    let secret = space.secret_of("before").await;
+    let output = space.run_code(&secret, "globalThis.secret = 41").await;
+    assert!(output.contains("41"), "{output}");
+    let url = afresh.url().join(&format!("sandboxes/{id}/snapshots")).unwrap();
+    let named = json!({"name": "base"}).to_string();
+    let request = reqwest::Client::new().post(url).header("X-API-Key", KEY);
+    let answer = request.header("Content-Type", "application/json").body(named).send().await;
+    let status = answer.unwrap().status();
+    assert!(status.is_success(), "{status}");
+    for (name, image) in [("after", "base"), ("other", "absent"), ("parent", "..")] {
+        space.add::<SandboxKind>(name, with_image(image)).await;
+        space.sandbox_reason(name, "TemplateNotFound").await;
+    }
+    space.add::<SandboxKind>("script", with_image("script")).await;
+    space.sandbox_reason("script", "DependenciesReady").await;
+    assert_eq!(space.remotes().await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

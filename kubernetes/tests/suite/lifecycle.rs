@@ -61,8 +61,14 @@ async fn a_controller_takes_the_sandbox_that_one_before_it_made_and_did_not_note
     .into();
     let envs = BTreeMap::new();
     let time = Duration::from_secs(600);
-    let new =
-        NewSandbox { key: "lifecycle", template: "script", envs: &envs, metadata: &metadata, time };
+    let new = NewSandbox {
+        key: "lifecycle",
+        template: "script",
+        template_only: true,
+        envs: &envs,
+        metadata: &metadata,
+        time,
+    };
     let made = space.server.create(&new).await.unwrap();
 
     let controller = space.control();
