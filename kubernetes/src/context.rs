@@ -321,7 +321,7 @@ impl Context {
         let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
         finalizers.retain(|name| name != FINALIZER);
         match self.write_metadata(object, json!({"finalizers": finalizers})).await {
-            // Its finalizers are gone with it.
+            // It has no finalizers any more.
             Err(Failure::Gone) => Ok(()),
             other => other,
         }

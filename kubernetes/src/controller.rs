@@ -87,7 +87,7 @@ impl Reconcile for PoolKind {
 
 /// Ends the sandbox of an object that was removed without its finalizer, and that had this name.
 /// The sweep ends those that an earlier process has seen.
-async fn end_former<K: Kind>(
+async fn end_former(
     key: &ObjectKey,
     present: Option<&str>,
     context: &Context,
@@ -106,7 +106,7 @@ async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait
     let mut object = match context.read::<K>(namespace, name).await {
         Ok(Some(object)) => object,
         Ok(None) => {
-            if let Err(failure) = end_former::<K>(key, None, context).await {
+            if let Err(failure) = end_former(key, None, context).await {
                 tracing::warn!(kind = K::KIND, namespace, name, %failure, "its sandbox may remain");
                 return Some(MAX_RETRY);
             }
@@ -118,7 +118,7 @@ async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait
             return Some(MAX_RETRY);
         }
     };
-    if let Err(failure) = end_former::<K>(key, Some(object.uid()), context).await {
+    if let Err(failure) = end_former(key, Some(object.uid()), context).await {
         tracing::warn!(kind = K::KIND, namespace, name, %failure, "its sandbox may remain");
         return Some(MAX_RETRY);
     }

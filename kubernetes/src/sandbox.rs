@@ -33,7 +33,7 @@ use crate::server::{
 const SHUTDOWN_MARGIN: Duration = Duration::from_secs(60);
 /// Intervals of checks between two looks whether the Secret exists.
 const SECRET_INTERVALS: u32 = 10;
-/// Minimum objects with a sandbox, of which the server must know half.
+/// Minimum number of expected sandboxes from which on the server must know half.
 const MIN_EXPECTED: usize = 2;
 /// Maximum bytes of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
@@ -191,7 +191,7 @@ async fn kill_all(sandbox: &Sandbox, context: &Context) -> Result<(), Failure> {
     }
     let status = sandbox.status();
     let Some(id) = known_id(&status) else {
-        // Without its identifier only a whole list says that there is none.
+        // Without an identifier a partial list proves nothing.
         if all.sandboxes.is_empty() {
             all.into_whole()?;
         }

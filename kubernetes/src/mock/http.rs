@@ -98,8 +98,8 @@ async fn connection<H: Handler>(stream: TcpStream, handler: &H) -> std::io::Resu
             };
         // At once: two writes wait for each other's acknowledgement.
         let answer = format!(
-            "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{further}\r\n\
-             {text}",
+            "HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
+             {further}\r\n{text}",
             text.len()
         );
         writer.write_all(answer.as_bytes()).await?;
