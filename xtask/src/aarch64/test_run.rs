@@ -23,8 +23,10 @@ echo "== all ended"
 "#;
 
 /// Tests that take many minutes in the emulator: those that plant bugs and look whether other tests
-/// catch them, and one with a hundred thousand faults. They run on x86-64.
-const SLOW: [&str; 3] = ["planted", "are_caught", "hundreds_of_scattered_writers"];
+/// catch them, one with a hundred thousand faults, and those that kill a transfer at many moments.
+/// They run on x86-64.
+const SLOW: [&str; 4] =
+    ["planted", "are_caught", "hundreds_of_scattered_writers", "kill_during_pu"];
 
 /// Certificates of authorities, which clients of registries and object stores need to start.
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
