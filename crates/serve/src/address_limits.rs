@@ -50,8 +50,6 @@ struct Bucket {
 pub(crate) struct AddressPermit {
     limits: Arc<AddressLimits>,
     address: IpAddr,
-    /// The refusal of its requests, if the address has too many connections.
-    pub(crate) refusal: Option<ErrorResponse>,
 }
 
 impl Drop for AddressPermit {
@@ -103,18 +101,17 @@ impl AddressLimits {
         })
     }
 
-    /// Counts a connection.
-    pub(crate) fn connect(self: &Arc<Self>, peer: IpAddr) -> AddressPermit {
+    /// Counts a connection, unless its address has as many as it may.
+    pub(crate) fn connect(self: &Arc<Self>, peer: IpAddr) -> Result<AddressPermit, ErrorResponse> {
         let address = client_of(peer);
         let mut all = lock(&self.connections);
-        let count = all.entry(address).or_default();
-        *count += 1;
-        let over = self.config.connections.filter(|limit| *count > *limit);
-        let used = (*count - 1) as u64;
-        drop(all);
-        let refusal =
-            over.map(|limit| Self::refuse("max-connections-per-address", (limit as u64, used), 1));
-        AddressPermit { limits: self.clone(), address, refusal }
+        let used = all.get(&address).copied().unwrap_or(0);
+        if let Some(limit) = self.config.connections.filter(|limit| used >= *limit) {
+            let counts = (limit as u64, used as u64);
+            return Err(Self::refuse("max-connections-per-address", counts, 1));
+        }
+        all.insert(address, used + 1);
+        Ok(AddressPermit { limits: self.clone(), address })
     }
 
     /// Counts a request.
@@ -158,16 +155,17 @@ mod tests {
         let config = AddressConfig { connections: Some(2), requests: Some(3) };
         let limits = AddressLimits::new(config);
         let (one, two) = (address("2001:db8::1"), address("192.0.2.1"));
-        let first = limits.connect(one);
+        let first = limits.connect(one).ok().unwrap();
         // The same network.
-        let second = limits.connect(address("2001:db8::2"));
-        let third = limits.connect(one);
-        assert!(first.refusal.is_none() && second.refusal.is_none());
-        let excess = third.refusal.clone().unwrap().budget.unwrap();
-        assert_eq!((excess.name, excess.limit, excess.used), ("max-connections-per-address", 2, 2));
-        assert!(limits.connect(two).refusal.is_none());
-        drop((first, third));
-        assert!(limits.connect(one).refusal.is_none());
+        let second = limits.connect(address("2001:db8::2")).ok().unwrap();
+        for _ in 0..3 {
+            let excess = limits.connect(one).err().unwrap().budget.unwrap();
+            let found = (excess.name, excess.limit, excess.used);
+            assert_eq!(found, ("max-connections-per-address", 2, 2));
+        }
+        assert!(limits.connect(two).is_ok());
+        drop((first, second));
+        assert!(limits.connect(one).is_ok());
         for _ in 0..3 {
             limits.request(one).unwrap();
         }

@@ -53,7 +53,7 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
     resident: Gauge,
-    /// Requests refused for a limit of their address.
+    /// Requests and connections refused for a limit of their address.
     pub(crate) refused_addresses: Counter,
     pub(crate) reloads: Counter,
     pub(crate) failed_reloads: Counter,
@@ -134,7 +134,7 @@ impl Metrics {
         #[cfg(feature = "fleet")]
         registry.register_collector(Box::new(StoreRetries));
         let refused_addresses = Counter::default();
-        let help = "Requests refused for a limit of their client's address";
+        let help = "Requests and connections refused for a limit of their client's address";
         registry.register("refused_addresses", help, refused_addresses.clone());
         let reloads = Counter::default();
         registry.register("reloads", "Times that the guests were exchanged", reloads.clone());

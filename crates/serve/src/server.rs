@@ -1,11 +1,11 @@
 //! The listeners and their connections, on hyper and tokio.
 //!
 //! Promises: connections are bounded, and so is the time for the head of a request and for each
-//! part of an answer that is taken, so clients that stall hold nothing for long. A server that ends
-//! first announces it (`/readyz`, and `connection: close` on answers), then takes no more
-//! connections, and answers every request that reached it before it exits. May break it: a client
-//! whose next request crosses the end of its idle connection, as with every server of HTTP/1.1; it
-//! has to send that one again.
+//! part of an answer that is taken, so clients that stall hold nothing for long. Connections of an
+//! address beyond its limit take no places of others. A server that ends first announces it
+//! (`/readyz`, and `connection: close` on answers), then takes no more connections, and answers
+//! every request that reached it before it exits. May break it: a client whose next request crosses
+//! the end of its idle connection, as with every server of HTTP/1.1; it has to send that one again.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -20,8 +20,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 
@@ -44,6 +44,11 @@ use crate::service::{Audience, Phase, ServerState};
 const MAX_HEAD_BYTES: usize = 16 << 10;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum connections that are refused at the same time with an answer. Further ones are closed
+/// without one.
+const MAX_REFUSED_CONNECTIONS: usize = 64;
+/// How long a refused connection is open for its answer.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at instances that are idle.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -225,8 +230,24 @@ async fn sweep(shared: Arc<ServerState>) {
 /// The client of a connection.
 struct Client {
     peer: IpAddr,
-    /// The answer to its requests, if its address has too many connections.
+    /// The answer to its request, if its address has too many connections.
     refusal: Option<ErrorResponse>,
+}
+
+/// A connection in the gauge of open ones, until it is dropped.
+struct OpenConnection(Arc<ServerState>);
+
+impl OpenConnection {
+    fn count(shared: &Arc<ServerState>) -> Self {
+        shared.metrics.connections.inc();
+        Self(shared.clone())
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.metrics.connections.dec();
+    }
 }
 
 /// One listener, and the connections that came in by it.
@@ -235,6 +256,8 @@ struct ConnectionAcceptor {
     audience: Audience,
     config: Arc<Config>,
     places: Arc<Semaphore>,
+    /// Places of connections that are refused, which take none of the others.
+    refusals: Arc<Semaphore>,
     connections: JoinSet<()>,
     #[cfg(feature = "tls")]
     tls: Option<crate::tls::Acceptor>,
@@ -258,40 +281,63 @@ impl ConnectionAcceptor {
         };
         match accepted {
             Ok((stream, peer)) => {
-                let (shared, config, audience) =
-                    (self.shared.clone(), self.config.clone(), self.audience);
-                #[cfg(feature = "tls")]
-                let tls = self.tls.clone();
-                let place = ConnectionPermit::new(place);
-                self.connections.spawn(async move {
-                    let address = shared.addresses.connect(peer.ip());
-                    let client = Client { peer: peer.ip(), refusal: address.refusal.clone() };
-                    shared.metrics.connections.inc();
-                    // Answers go out when they are written.
-                    let _ = stream.set_nodelay(true);
-                    #[cfg(feature = "tls")]
-                    match tls {
-                        None => {
-                            connection(stream, &shared, audience, &config, &place, &client).await
-                        }
-                        Some(tls) => match tls.accept(stream, config.head_timeout).await {
-                            Ok(stream) => {
-                                connection(stream, &shared, audience, &config, &place, &client)
-                                    .await
-                            }
-                            Err(error) => tracing::debug!(%error, "no handshake"),
-                        },
+                let peer = peer.ip();
+                match self.shared.addresses.connect(peer) {
+                    Err(refusal) if self.audience != Audience::Operations => {
+                        self.shared.metrics.refused_addresses.inc();
+                        drop(place);
+                        let Ok(place) = self.refusals.clone().try_acquire_owned() else { return };
+                        let client = Client { peer, refusal: Some(refusal) };
+                        let refusing = self.serve(stream, place, client);
+                        self.connections.spawn(async move {
+                            // A client that sends no request holds nothing of others.
+                            let _ = tokio::time::timeout(REFUSAL_TIMEOUT, refusing).await;
+                        });
                     }
-                    #[cfg(not(feature = "tls"))]
-                    connection(stream, &shared, audience, &config, &place, &client).await;
-                    shared.metrics.connections.dec();
-                });
+                    address => {
+                        let serving = self.serve(stream, place, Client { peer, refusal: None });
+                        self.connections.spawn(async move {
+                            let _address = address;
+                            serving.await;
+                        });
+                    }
+                }
             }
             Err(error) => {
                 // Too many open files, most likely: connections that end make room.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
+        }
+    }
+
+    /// Serves one connection to its end.
+    fn serve(
+        &self,
+        stream: TcpStream,
+        place: OwnedSemaphorePermit,
+        client: Client,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let (shared, config, audience) = (self.shared.clone(), self.config.clone(), self.audience);
+        #[cfg(feature = "tls")]
+        let tls = self.tls.clone();
+        let place = ConnectionPermit::new(place);
+        async move {
+            let _open = OpenConnection::count(&shared);
+            // Answers go out when they are written.
+            let _ = stream.set_nodelay(true);
+            #[cfg(feature = "tls")]
+            match tls {
+                None => connection(stream, &shared, audience, &config, &place, &client).await,
+                Some(tls) => match tls.accept(stream, config.head_timeout).await {
+                    Ok(stream) => {
+                        connection(stream, &shared, audience, &config, &place, &client).await
+                    }
+                    Err(error) => tracing::debug!(%error, "no handshake"),
+                },
+            }
+            #[cfg(not(feature = "tls"))]
+            connection(stream, &shared, audience, &config, &place, &client).await;
         }
     }
 }
@@ -311,6 +357,7 @@ async fn accept_all(
         audience,
         config: Arc::new(config),
         places,
+        refusals: Arc::new(Semaphore::new(MAX_REFUSED_CONNECTIONS)),
         connections: JoinSet::new(),
         #[cfg(feature = "tls")]
         tls,
@@ -352,12 +399,11 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     let service = service_fn(|mut request| {
         begun.store(true, Ordering::Relaxed);
         request.extensions_mut().insert(place.clone());
-        let refusal = client.refusal.clone().filter(|_| audience != Audience::Operations);
+        let refusal = client.refusal.clone();
         async move {
             Ok::<_, Infallible>(match refusal {
                 None => shared.answer(audience, request, client.peer).await,
                 Some(refusal) => {
-                    shared.metrics.refused_addresses.inc();
                     let mut response = refusal.into_response();
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                     response

@@ -4,7 +4,7 @@ use afresh_serve::GuestConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{TEST_TIMEOUT, built, client, config, get, run, scratch, serve, write};
+use crate::common::{TEST_TIMEOUT, built, client, config, get, keeper, run, scratch, serve, write};
 use crate::sandbox::{Client, sandboxes, with};
 use reqwest::Method;
 use serde_json::json;
@@ -37,6 +37,36 @@ fn an_answer_that_its_client_does_not_take_is_counted_while_it_is_kept() {
         drop(slow);
         let room = async { while get(&client, &url).await.0 != 200 {} };
         tokio::time::timeout(TEST_TIMEOUT, room).await.expect("it is given up with its client");
+        server.end().await;
+    });
+}
+
+#[test]
+fn connections_of_one_address_beyond_its_limit_take_no_places_of_others() {
+    let dir = scratch();
+    run(async {
+        let mut config = config([keeper(dir.path())]);
+        config.max_concurrent_connections = 4;
+        config.max_connections_per_address = Some(2);
+        config.head_timeout = TEST_TIMEOUT * 4;
+        let server = serve(config).await;
+        let mut idle = Vec::new();
+        for _ in 0..100 {
+            idle.push(TcpStream::connect(server.addr).await.unwrap());
+        }
+        let other = reqwest::Client::builder().no_proxy().timeout(TEST_TIMEOUT);
+        let other = other.local_address(std::net::IpAddr::from([127, 0, 0, 9])).build().unwrap();
+        assert_eq!(get(&other, &server.url("/healthz")).await.0, 200);
+        // Those beyond the limit are closed without a request, and answered with one.
+        let mut closed = [0];
+        for stream in &mut idle[2..] {
+            let read = tokio::time::timeout(TEST_TIMEOUT, stream.read(&mut closed));
+            assert!(matches!(read.await.expect("it is closed"), Ok(0) | Err(_)));
+        }
+        let answer = crate::common::raw(server.addr, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+        assert!(answer.contains("max-connections-per-address"), "{answer}");
+        drop(idle);
         server.end().await;
     });
 }
