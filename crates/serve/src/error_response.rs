@@ -4,6 +4,8 @@
 //! Promises: the message to a client names the way out, and reveals nothing of other clients or of
 //! this host. Internal errors are logged.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http_body_util::Full;
@@ -76,6 +78,12 @@ impl ErrorResponse {
     /// Whether the request may have had its effect.
     pub(crate) fn is_unknown(&self) -> bool {
         self.status == StatusCode::GATEWAY_TIMEOUT
+    }
+
+    /// Time after which the same request may succeed, if it may.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        let seconds = self.budget.as_ref().map_or(RETRY_SECONDS, |excess| excess.retry_after);
+        self.later.then_some(Duration::from_secs(seconds))
     }
 
     /// The answer after work that the host may not answer for any more, since its lease is unsure.
@@ -207,6 +215,7 @@ impl IntoResponse for ErrorResponse {
                 "retryAfter": excess.retry_after,
             });
         }
+        let retry_after = self.retry_after();
         let mut reason = self.message;
         if let Some(sandbox) = &self.sandbox {
             text["sandboxId"] = json!(sandbox);
@@ -218,9 +227,8 @@ impl IntoResponse for ErrorResponse {
         response.extensions_mut().insert(RefusalReason(reason));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if self.later {
-            let seconds = self.budget.map_or(RETRY_SECONDS, |excess| excess.retry_after);
-            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        if let Some(wait) = retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(wait.as_secs()));
         }
         response
     }

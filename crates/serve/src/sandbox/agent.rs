@@ -9,5 +9,6 @@ pub(crate) mod execute;
 pub(crate) mod output_router;
 pub(crate) mod process;
 pub(crate) mod streaming;
+pub(crate) mod time_limits;
 pub(crate) mod watch_requests;
 pub(crate) mod watchers;

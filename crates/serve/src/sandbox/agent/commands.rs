@@ -3,7 +3,6 @@
 //! Promises: a subscriber gets a command's output in order and one end: the exit status, or the
 //! reason why no more follows. Output that waits for a client is bounded.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,6 +19,7 @@ use crate::cpu_time::memory_peak;
 use crate::lock::lock;
 use crate::sandbox::agent::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use crate::sandbox::agent::connect::{self, CommandCost, ConnectError};
+use crate::sandbox::agent::time_limits::TimeLimits;
 use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 
 /// Subscribers to commands in a sandbox, and its background work.
@@ -69,10 +69,11 @@ struct CommandState {
     subscribers: Vec<Subscription>,
     /// The total number.
     count: u64,
-    /// The deadlines of commands, by their numbers.
-    limits: BTreeMap<u32, Instant>,
+    limits: TimeLimits,
     /// When something happens in the sandbox by itself.
     due: Option<Instant>,
+    /// When background work that was refused is tried again for commands whose time is over.
+    retry: Option<Instant>,
     /// A task drives the background work.
     driven: bool,
 }
@@ -91,7 +92,7 @@ struct Subscription {
 
 impl CommandState {
     fn next(&self) -> Option<Instant> {
-        self.limits.values().copied().chain(self.due).min()
+        [self.limits.next(self.retry), self.due].into_iter().flatten().min()
     }
 
     /// Removes the subscribers of one command.
@@ -116,8 +117,8 @@ impl Commands {
         let subscription =
             Subscription { key, number, subscriber, begun, peak_memory, output_bytes };
         known.subscribers.push(subscription);
-        if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
-            known.limits.insert(number, at);
+        if let Some(limit) = limit {
+            known.limits.set(number, limit);
         }
         self.changed.notify_one();
     }
@@ -149,7 +150,7 @@ impl Commands {
     pub(crate) fn ended(&self, number: u32, status: i32) {
         let cpu = self.cpu_time();
         let mut known = lock(&self.known);
-        known.limits.remove(&number);
+        known.limits.remove(number);
         let own = known.take(number);
         drop(known);
         // It ends within a call or a slice of the sandbox, on its thread.
@@ -177,18 +178,28 @@ impl Commands {
         all.into_iter().for_each(|one| one.subscriber.end(connect::broken_off(why)));
     }
 
+    /// Ends all subscriptions of a sandbox that was taken back to an earlier state, and drops the
+    /// limits of commands that began after `since`, or of all. Others may get their numbers.
+    pub(crate) fn rolled_back(&self, since: Option<std::time::Instant>, why: &ConnectError) {
+        lock(&self.known).limits.drop_since(since);
+        self.dismiss(why);
+    }
+
     /// The commands whose time is over. Their subscribers are notified; the caller ends the
-    /// commands.
+    /// commands, and then drops their limits.
     pub(crate) fn overdue(&self) -> Vec<u32> {
-        let now = Instant::now();
         let mut known = lock(&self.known);
-        let over: Vec<_> =
-            known.limits.extract_if(.., |_, at| *at <= now).map(|(number, _)| number).collect();
+        let over = known.limits.overdue();
         let subscribers: Vec<_> = over.iter().flat_map(|number| known.take(*number)).collect();
         drop(known);
         let why = ConnectError::new("deadline_exceeded", "the command ran longer than it may");
         subscribers.into_iter().for_each(|one| one.subscriber.end(connect::broken_off(&why)));
         over
+    }
+
+    /// A command has no time limit any more.
+    pub(crate) fn drop_limit(&self, number: u32) {
+        lock(&self.known).limits.remove(number);
     }
 
     /// Sets the next moment of background work at the end of a turn: now if bytes for the sandbox
@@ -210,7 +221,7 @@ impl Commands {
     }
 
     fn set_due_locked(&self, known: &mut CommandState, due: Option<Instant>) -> bool {
-        known.due = due;
+        (known.due, known.retry) = (due, None);
         self.changed.notify_one();
         let begins = !known.driven && known.next().is_some();
         known.driven |= begins;
@@ -228,19 +239,22 @@ impl Commands {
     /// Nothing happens by itself any more, until the next call.
     pub(crate) fn rest(&self) {
         let mut known = lock(&self.known);
-        known.due = None;
+        (known.due, known.retry) = (None, None);
         known.limits.clear();
         self.changed.notify_one();
     }
 
-    /// Background work was refused. It waits for the next call, but for `backoff` only where bytes
-    /// of a connection wait.
-    pub(crate) fn rest_after_refusal(&self, backoff: Duration) {
+    /// Background work was refused. It is tried again after `wait`, or if that is unknown with the
+    /// next call. Where bytes of a connection wait, or the time of a command is over, it is tried
+    /// again after `backoff` at the latest.
+    pub(crate) fn rest_after_refusal(&self, wait: Option<Duration>, backoff: Duration) {
+        self.overdue();
         let mut known = lock(&self.known);
-        known.limits.clear();
         // Under the lock, as in `set_due`.
-        let waits = self.has_waiting_bytes();
-        known.due = if waits { Instant::now().checked_add(backoff) } else { None };
+        let waits = self.has_waiting_bytes().then_some(backoff);
+        let after = |wait: Duration| Instant::now().checked_add(wait);
+        known.due = wait.or(waits).and_then(after);
+        known.retry = after(wait.unwrap_or(backoff));
         self.changed.notify_one();
     }
 
@@ -469,12 +483,39 @@ mod tests {
     fn a_refused_turn_is_tried_again_for_bytes_that_wait() {
         let commands = Commands::default();
         commands.wake();
-        commands.rest_after_refusal(TEST_TIMEOUT);
+        commands.rest_after_refusal(None, TEST_TIMEOUT);
         assert!(commands.next().is_some_and(|at| at > Instant::now()));
         // Its connections have ended.
         commands.dismiss(&ConnectError::new("unavailable", "paused"));
-        commands.rest_after_refusal(TEST_TIMEOUT);
+        commands.rest_after_refusal(None, TEST_TIMEOUT);
         assert_eq!(commands.next(), None);
+    }
+
+    #[test]
+    fn a_refused_turn_keeps_time_limits_and_is_tried_again() {
+        run(async {
+            let commands = Commands::default();
+            let subscribe = |number, limit| {
+                let (subscriber, heard) = Subscriber::new(TEST_TIMEOUT);
+                commands.listen(number, subscriber, Some(limit));
+                heard
+            };
+            let (short, long) = (subscribe(7, Duration::ZERO), subscribe(8, TEST_TIMEOUT));
+            let before = Instant::now();
+            commands.rest_after_refusal(None, TEST_TIMEOUT);
+            // The client learns of the end in time, and the command ends with the next turn.
+            assert!(whole(short).await.contains("deadline_exceeded"));
+            assert!(commands.next().is_some_and(|at| at >= before + TEST_TIMEOUT / 2));
+            commands.set_due(None);
+            assert!(commands.next().is_some_and(|at| at <= Instant::now()));
+            assert_eq!(commands.overdue(), [7]);
+            commands.drop_limit(7);
+            assert!(commands.next().is_some_and(|at| at > before), "the other limit is lost");
+            // A refusal for a time is over with it.
+            commands.rest_after_refusal(Some(TEST_TIMEOUT / 4), TEST_TIMEOUT);
+            assert!(commands.next().is_some_and(|at| at < before + TEST_TIMEOUT / 2));
+            drop(long);
+        });
     }
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -549,6 +590,7 @@ mod tests {
             commands.listen(7, subscriber, Some(Duration::ZERO));
             assert!(commands.set_due(None) && commands.next().is_some());
             assert_eq!(commands.overdue(), [7]);
+            commands.drop_limit(7);
             assert!(commands.overdue().is_empty() && commands.next().is_none());
             assert!(whole(heard).await.contains("deadline_exceeded"));
         });

@@ -17,7 +17,6 @@ use crate::lock::lock;
 use crate::sandbox::agent::connect::went_back;
 use crate::sandbox::http::authorization::AuthorizedSandbox;
 use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json};
-use crate::sandbox::http::session_error::refused;
 use crate::sandbox::lifecycle::random::random;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Sandbox, command};
@@ -138,7 +137,7 @@ async fn begin_anew(
     all: &Arc<Sandboxes>,
     sandbox: &Arc<Sandbox>,
 ) -> Result<Response, ErrorResponse> {
-    let commands = sandbox.commands.clone();
+    let own = sandbox.clone();
     all.with(sandbox, move |session| {
         let root = session.tree().first().map(|state| state.id);
         let root = root.ok_or_else(|| {
@@ -147,9 +146,7 @@ async fn begin_anew(
                 "the sandbox has no first state to return to; create a new one",
             )
         })?;
-        session.rollback(root).map_err(|error| refused(&error))?;
-        commands.dismiss(&went_back());
-        Ok(())
+        own.roll_back(session, root, &went_back()).map(drop)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT.into_response())

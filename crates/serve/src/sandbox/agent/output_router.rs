@@ -238,11 +238,12 @@ impl OutputRouter {
         Ok(())
     }
 
-    /// Output of commands since the call before is withdrawn.
-    pub(crate) fn undone(&self) {
+    /// Output of commands since the call before is withdrawn, and commands that began after `since`
+    /// do not exist any more.
+    pub(crate) fn undone(&self, since: Option<std::time::Instant>) {
         let why = "the sandbox was taken back to an earlier state, because a call was cut short";
         if let Some(routed) = &self.0 {
-            routed.commands.dismiss(&ConnectError::new("aborted", why));
+            routed.commands.rolled_back(since, &ConnectError::new("aborted", why));
         }
     }
 
@@ -419,6 +420,8 @@ impl RoutedOutput {
             return Ok(());
         };
         self.check_may_send()?;
+        // An earlier command of this number has ended.
+        self.commands.drop_limit(number);
         self.commands.listen(number, subscriber, limit);
         let own = early.into_iter().filter(|(of, ..)| *of == number);
         own.into_iter().try_for_each(|(of, stream, bytes)| self.print_command(of, stream, &bytes))

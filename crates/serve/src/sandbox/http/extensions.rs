@@ -12,12 +12,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
-use crate::lock::lock;
 use crate::sandbox::agent::connect::went_back;
 use crate::sandbox::http::authorization::TenantSandbox;
 use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json};
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::request_body::checkpoint_requests::{CheckpointName, RollbackTarget};
 
 /// The OpenAPI description of the operations.
@@ -91,13 +89,8 @@ pub(crate) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
     let at = all
         .with(&sandbox, move |session| {
             let state = session.find_state(&to);
-            let at = state.and_then(|state| session.rollback(state));
-            own.note_checkpoints(session);
-            let at = at.map_err(|error| refused(&error))?;
-            // It holds a state that no budget counts any more.
-            *lock(&own.mark) = UndoPoint::default();
-            own.commands.dismiss(&went_back());
-            Ok(at)
+            let state = state.map_err(|error| refused(&error))?;
+            own.roll_back(session, state, &went_back())
         })
         .await?;
     Ok(answer(StatusCode::OK, &json!({"checkpointID": at.to_string()})))

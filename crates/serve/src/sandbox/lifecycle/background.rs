@@ -2,7 +2,7 @@
 //!
 //! Promises: they run in slices, between which calls get their turn. A slice that is cut short
 //! takes the sandbox back to the end of its last call, and the next call lets it continue from
-//! there.
+//! there. One that a budget refuses is tried again once the budget may have room.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -20,8 +20,10 @@ use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Sandbox, command, run_slice};
 use crate::sandbox::lifecycle::undo_point::Operation;
 
-/// Time until background work that was refused is tried again for bytes of a connection.
+/// Minimum time until background work that was refused is tried again.
 const REFUSAL_BACKOFF: Duration = Duration::from_secs(1);
+/// Maximum time until then, after which a reload may have raised a budget.
+const MAX_REFUSAL_WAIT: Duration = Duration::from_secs(60);
 
 impl Sandboxes {
     /// The output router of a call of a sandbox.
@@ -72,6 +74,7 @@ impl Sandboxes {
             for number in own.commands.overdue() {
                 let kill = json!({"op": "signal", "pid": number, "signal": 9});
                 command(session, language, &kill, &mut mark, &mut router)?;
+                own.commands.drop_limit(number);
             }
             run_slice(session, &mut mark, &mut router)
         })
@@ -103,8 +106,10 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
             continue;
         };
         if let Err(refusal) = all.step(&sandbox).await {
-            tracing::debug!(id = sandbox.id, why = refusal.message, "continues with the next call");
-            sandbox.commands.rest_after_refusal(REFUSAL_BACKOFF);
+            tracing::debug!(id = sandbox.id, why = refusal.message, "background work was refused");
+            let wait = refusal.retry_after().map(|wait| wait.max(REFUSAL_BACKOFF));
+            let wait = wait.map(|wait| wait.min(MAX_REFUSAL_WAIT));
+            sandbox.commands.rest_after_refusal(wait, REFUSAL_BACKOFF);
         }
     }
 }

@@ -353,6 +353,22 @@ impl Sandbox {
         self.has_checkpoints.store(has, Ordering::Relaxed);
     }
 
+    /// Takes a session back to a state of its tree, and ends its commands for their clients.
+    pub(crate) fn roll_back(
+        &self,
+        session: &mut Session,
+        to: afresh::SnapshotId,
+        why: &ConnectError,
+    ) -> Result<afresh::SnapshotId, ErrorResponse> {
+        let at = session.rollback(to);
+        self.note_checkpoints(session);
+        let at = at.map_err(|error| refused(&error))?;
+        // It holds a state that no budget counts any more.
+        *lock(&self.mark) = UndoPoint::default();
+        self.commands.rolled_back(None, why);
+        Ok(at)
+    }
+
     /// Room in the line of those that wait for this sandbox.
     pub(crate) fn wait(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         self.waiting.clone().try_acquire_owned().map_err(|_| {

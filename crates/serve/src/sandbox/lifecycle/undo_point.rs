@@ -75,7 +75,7 @@ impl UndoPoint {
         session: &mut Session,
         router: &OutputRouter,
     ) -> Result<(), ErrorResponse> {
-        router.undone();
+        router.undone(self.put);
         let Some(mark) = &self.mark else { return Ok(()) };
         session.rollback(mark).map(drop).map_err(|error| refused(&error))
     }
