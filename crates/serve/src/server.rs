@@ -19,6 +19,7 @@ use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -42,6 +43,10 @@ use crate::service::{Audience, Phase, ServerState};
 /// Bytes that pass through hyper alone cost more than with 64 KiB: 256 MiB that are uploaded 14 ms
 /// of CPU time (18 % of client and server), and downloads in the pieces of files nothing.
 const MAX_HEAD_BYTES: usize = 16 << 10;
+/// Bytes of an answer that the kernel holds for a client that does not read, of which it counts
+/// twice as many. Without a limit they grow to 4 MiB, and those of all connections together can
+/// take the host's memory for TCP.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum connections that are refused at the same time with an answer. Further ones are closed
@@ -104,7 +109,13 @@ impl Handle {
 }
 
 async fn listen(addr: SocketAddr) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(addr).await.map_err(|source| ServeError::Listen { addr, source })
+    let listener = TcpListener::bind(addr).await;
+    let listener = listener.map_err(|source| ServeError::Listen { addr, source })?;
+    // Accepted connections inherit it.
+    if let Err(error) = set_socket_send_buffer_size(&listener, SEND_BUFFER_BYTES) {
+        tracing::warn!(%error, "the buffers of connections in the kernel have its own limit");
+    }
+    Ok(listener)
 }
 
 fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
@@ -436,5 +447,20 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     };
     if let Err(error) = result {
         tracing::debug!(%error, "a connection broke off");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt::socket_send_buffer_size;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_holds_little_of_an_answer_that_is_not_read() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        assert_eq!(socket_send_buffer_size(&stream).unwrap(), 2 * SEND_BUFFER_BYTES);
     }
 }
