@@ -1,14 +1,15 @@
 //! The records of sandboxes and snapshots in files of one server.
 //!
 //! Promises: a change of snapshots is on the disk before a client sees it; one that the disk
-//! refuses has no effect. A reader waits for no disk. The record of a killed sandbox is not written
-//! again once it was removed.
+//! refuses has no effect. A reader waits for no disk, and a change for no change of another tenant.
+//! The record of a killed sandbox is not written again once it was removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
@@ -29,8 +30,9 @@ pub(crate) struct DirectoryStore {
     sandboxes: Records,
     snapshots: Records,
     known: Arc<Mutex<KnownRecords>>,
-    /// Held by the change that is being written, until it is known.
-    changing: Arc<tokio::sync::Mutex<()>>,
+    /// By tenant, whose names are its own: held by the change that is being written, until it is
+    /// known.
+    changing: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// Snapshots by their ids.
@@ -49,16 +51,27 @@ impl DirectoryStore {
         let known = found.into_iter();
         let known = known.map(|record| (record.id.clone(), record)).collect();
         let known = Arc::new(Mutex::new(known));
-        Ok(Self { sandboxes, snapshots, known, changing: Arc::default() })
+        Ok(Self { sandboxes, snapshots, known, changing: Mutex::default() })
     }
 
-    /// Records a snapshot that `change` makes of those that are known, and whose names others lose.
+    /// Waits until the changes of a tenant before are known.
+    async fn begin_change(&self, tenant: &str) -> OwnedMutexGuard<()> {
+        let changing = {
+            let mut all = lock(&self.changing);
+            all.retain(|_, other| Arc::strong_count(other) > 1);
+            all.entry(tenant.to_owned()).or_default().clone()
+        };
+        changing.lock_owned().await
+    }
+
+    /// Records a snapshot of `tenant` that `change` makes of those that are known, and whose names others lose.
     /// `false` if it makes none.
     async fn assign(
         &self,
+        tenant: &str,
         change: impl FnOnce(&KnownRecords) -> Option<SnapshotRecord>,
     ) -> Result<bool, ErrorResponse> {
-        let changing = self.changing.clone().lock_owned().await;
+        let changing = self.begin_change(tenant).await;
         let new = change(&self.lock_known());
         let Some(changed) = new.map(|new| self.with_losers(new)) else { return Ok(false) };
         let (records, known) = (self.snapshots.clone(), self.known.clone());
@@ -150,8 +163,8 @@ impl SandboxStore for DirectoryStore {
         snapshot: StoredSnapshot,
     ) -> Result<Vec<String>, ErrorResponse> {
         let record = snapshot.record;
-        let names = record.names.clone();
-        self.assign(|_| Some(record)).await?;
+        let (names, tenant) = (record.names.clone(), record.tenant.clone());
+        self.assign(&tenant, |_| Some(record)).await?;
         Ok(names)
     }
 
@@ -169,7 +182,7 @@ impl SandboxStore for DirectoryStore {
             }
             Some(record)
         };
-        self.assign(add).await
+        self.assign(&record.tenant, add).await
     }
 
     async fn remove_names(
@@ -182,7 +195,7 @@ impl SandboxStore for DirectoryStore {
             record.names.retain(|name| !names.contains(name));
             Some(record)
         };
-        self.assign(remove).await.map(drop)
+        self.assign(&record.tenant, remove).await.map(drop)
     }
 
     async fn snapshot(
@@ -204,7 +217,7 @@ impl SandboxStore for DirectoryStore {
     }
 
     async fn remove_snapshot(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
-        let changing = self.changing.clone().lock_owned().await;
+        let changing = self.begin_change(&record.tenant).await;
         let (records, known) = (self.snapshots.clone(), self.known.clone());
         let id = record.id.clone();
         blocking(move || {
@@ -244,6 +257,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
     fn snapshot(id: &str, names: &[&str]) -> SnapshotRecord {
         SnapshotRecord {
@@ -344,7 +359,7 @@ mod tests {
 
     /// On the one thread of this runtime a wait for the disk would stop everything.
     #[tokio::test]
-    async fn a_disk_that_hangs_stops_no_reader() {
+    async fn a_disk_that_hangs_stops_no_reader_and_no_other_tenant() {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(DirectoryStore::open(dir.path()).unwrap());
         create(&store, snapshot("a", &["web"])).await.unwrap();
@@ -364,7 +379,11 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(store.snapshot("t", "web").await.unwrap().unwrap().record.id, "a");
         assert_eq!(store.snapshots("t").await.unwrap().len(), store.known_snapshots().len());
+        let other = SnapshotRecord { tenant: "u".to_owned(), ..snapshot("d", &["web"]) };
+        let created = tokio::time::timeout(TEST_TIMEOUT, create(&store, other)).await;
+        created.expect("it waits for a change of another tenant").unwrap();
         assert!(!hanging.is_finished() && !waiting.is_finished());
+        assert_eq!(lock(&store.changing).len(), 2);
         // A pipe cannot be synced, so the change fails once it is opened.
         let reader = std::thread::spawn(move || fs::read(pipe));
         assert!(hanging.await.unwrap().is_err());
