@@ -289,8 +289,7 @@ impl ServerState {
             Ok(client) => drop(request.headers_mut().insert(CLIENT, client)),
             Err(_) => drop(request.headers_mut().remove(CLIENT)),
         }
-        let own = audience != (Audience::Requests { operations: false });
-        let span = match own && OPERATIONS.contains(&request.uri().path()) {
+        let span = match self.is_operation(audience, &request) {
             true => span::operation(&request),
             false => span::request(&mut request),
         };
@@ -316,6 +315,17 @@ impl ServerState {
         response
     }
 
+    /// Whether a request is for the server itself. Programs in sandboxes have paths of these names,
+    /// so one that names a sandbox is for that.
+    fn is_operation<B>(&self, audience: Audience, request: &Request<B>) -> bool {
+        let names_sandbox = || self.sandboxes.is_some() && Routes::names_sandbox(request);
+        OPERATIONS.contains(&request.uri().path())
+            && match audience {
+                Audience::Operations => true,
+                Audience::Requests { operations } => operations && !names_sandbox(),
+            }
+    }
+
     /// Refuses a request of an address that makes too many. Operations are exempt, since probes
     /// make them.
     fn check_address<B>(
@@ -324,9 +334,7 @@ impl ServerState {
         request: &Request<B>,
         client: IpAddr,
     ) -> Result<(), ErrorResponse> {
-        let is_operation = audience != (Audience::Requests { operations: false })
-            && OPERATIONS.contains(&request.uri().path());
-        if audience == Audience::Operations || is_operation {
+        if audience == Audience::Operations || self.is_operation(audience, request) {
             return Ok(());
         }
         self.addresses.request(client).inspect_err(|_| {
@@ -339,7 +347,7 @@ impl ServerState {
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
-        if audience != (Audience::Requests { operations: false })
+        if self.is_operation(audience, &request)
             && let Some(response) = self.operate(audience, &request).await
         {
             return response;

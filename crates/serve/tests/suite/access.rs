@@ -308,3 +308,26 @@ async fn wait_for_directory(server: &Running, is_healthy: bool) {
     let line = format!("afresh_healthy{{check=\"directory\"}} {}\n", u8::from(is_healthy));
     assert!(metrics.contains(&line), "{metrics}");
 }
+
+#[test]
+fn paths_of_operations_are_those_of_a_program_where_a_request_names_a_sandbox() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let http = crate::common::client();
+        for path in ["/healthz", "/readyz", "/metrics", "/status", "/status.json"] {
+            let ask = async |header: &str, value: &str| {
+                let request = http.get(server.url(path)).header(header, value);
+                request.send().await.unwrap().status().as_u16()
+            };
+            assert_eq!(ask("x-other", "unknown").await, 200, "{path}");
+            for (header, value) in
+                [("e2b-sandbox-id", "unknown"), ("host", "8000-unknown.example.com")]
+            {
+                assert_ne!(ask(header, value).await, 200, "{path} with {header}");
+            }
+        }
+        server.end().await;
+    });
+}

@@ -242,6 +242,11 @@ impl Routes {
         }
     }
 
+    /// Whether a request is for one sandbox by its host or header.
+    pub(crate) fn names_sandbox<B>(request: &Request<B>) -> bool {
+        sandbox_id(request.headers()).is_some()
+    }
+
     /// The subject of a request, for the routing in a fleet.
     #[cfg(feature = "fleet")]
     pub(crate) fn about<B>(request: &Request<B>) -> crate::sandbox::records::store::RouteSubject {
