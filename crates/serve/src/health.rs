@@ -20,11 +20,16 @@ use crate::service::{Phase, ServerState};
 /// Interval of probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Time of a probe after which its part counts as failed: a disk or network that hangs gives no
+/// error.
+const MAX_PROBE_TIME: Duration = Duration::from_secs(10);
+
 /// The results of the last probes.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     probed: Mutex<Option<Instant>>,
-    is_probing: AtomicBool,
+    /// The probe that runs, and since when.
+    running: Mutex<Option<(Check, Instant)>>,
     directory_fails: AtomicBool,
     #[cfg(feature = "fleet")]
     store_fails: AtomicBool,
@@ -41,31 +46,67 @@ fn note(fails: &AtomicBool, check: Check, result: Result<(), String>) {
 }
 
 impl Health {
+    /// The last result of a part that is probed.
+    fn result(&self, check: Check) -> Option<&AtomicBool> {
+        match check {
+            Check::Directory => Some(&self.directory_fails),
+            #[cfg(feature = "fleet")]
+            Check::Store => Some(&self.store_fails),
+            _ => None,
+        }
+    }
+
+    /// Whether probes begin now: the last ones are some time ago, and have ended. One that hangs
+    /// counts as failed.
+    fn begins(&self, now: Instant) -> bool {
+        {
+            let mut probed = lock(&self.probed);
+            if probed.is_some_and(|probed| now.duration_since(probed) < PROBE_INTERVAL) {
+                return false;
+            }
+            *probed = Some(now);
+        }
+        let mut running = lock(&self.running);
+        if let Some((check, since)) = *running {
+            if now.duration_since(since) >= MAX_PROBE_TIME
+                && let Some(fails) = self.result(check)
+            {
+                note(fails, check, Err("the probe does not end".to_owned()));
+            }
+            return false;
+        }
+        *running = Some((Check::Directory, now));
+        true
+    }
+
+    /// Probes one part.
+    fn run(&self, check: Check, probe: impl FnOnce() -> Result<(), String>) {
+        *lock(&self.running) = Some((check, Instant::now()));
+        let result = probe();
+        // Under the lock, so that no earlier look at the time counts after it.
+        let _running = lock(&self.running);
+        if let Some(fails) = self.result(check) {
+            note(fails, check, result);
+        }
+    }
+
     /// Starts probes if the last ones are some time ago. Within a runtime.
     pub(crate) fn probe(shared: &Arc<ServerState>) {
-        let this = &shared.health;
-        {
-            let mut probed = lock(&this.probed);
-            if probed.is_some_and(|probed| probed.elapsed() < PROBE_INTERVAL) {
-                return;
-            }
-            *probed = Some(Instant::now());
-        }
-        if this.is_probing.swap(true, Ordering::Relaxed) {
+        if !shared.health.begins(Instant::now()) {
             return;
         }
         let shared = shared.clone();
         tokio::task::spawn_blocking(move || {
             let this = &shared.health;
             if let Some(routes) = &shared.sandboxes {
-                let result = routes.sandboxes.probe_directory().map_err(|error| error.to_string());
-                note(&this.directory_fails, Check::Directory, result);
+                let probe = || routes.sandboxes.probe_directory();
+                this.run(Check::Directory, || probe().map_err(|error| error.to_string()));
             }
             #[cfg(feature = "fleet")]
             if let Some(fleet) = &shared.fleet {
-                note(&this.store_fails, Check::Store, fleet.probe_store());
+                this.run(Check::Store, || fleet.probe_store());
             }
-            this.is_probing.store(false, Ordering::Relaxed);
+            *lock(&this.running) = None;
         });
     }
 }
@@ -101,4 +142,28 @@ pub(crate) fn ready(shared: &ServerState) -> Response {
     }
     let lines = faults.iter().map(|check| format!("{}: {}\n", check.name(), check.fault()));
     format!("ready\n{}", lines.collect::<String>()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_that_hangs_counts_as_failed_until_it_ends_well() {
+        let health = Health::default();
+        let fails = || health.directory_fails.load(Ordering::Relaxed);
+        let begun = Instant::now();
+        assert!(health.begins(begun) && !health.begins(begun));
+        let mut later = begun;
+        health.run(Check::Directory, || {
+            later = Instant::now() + PROBE_INTERVAL;
+            assert!(!health.begins(later) && !fails());
+            later += MAX_PROBE_TIME;
+            assert!(!health.begins(later) && fails());
+            Ok(())
+        });
+        assert!(!fails());
+        *lock(&health.running) = None;
+        assert!(health.begins(later + PROBE_INTERVAL));
+    }
 }
