@@ -361,7 +361,7 @@ impl Sandboxes {
         kind: Operation,
         work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
     ) -> Result<R, ErrorResponse> {
-        let waiting = sandbox.wait()?;
+        let waiting = sandbox.wait(kind)?;
         let mut life = live(sandbox, kind).await;
         // Only once it is this call's turn, so that many calls of one sandbox hold one place.
         let patience = match kind {

@@ -29,7 +29,7 @@ use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
-use crate::sandbox::lifecycle::undo_point::UndoPoint;
+use crate::sandbox::lifecycle::undo_point::{Operation, UndoPoint};
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds, saved_name};
 use crate::sandbox::records::store::{StoreEntry, StoredSandbox};
@@ -38,6 +38,8 @@ use crate::sandbox::tenants::usage::Usage;
 
 /// Maximum calls that wait for one sandbox.
 const MAX_WAITING_CALLS: usize = 64;
+/// Maximum connections among them. Visitors of a public port leave room for the owner's calls.
+const MAX_WAITING_CONNECTIONS: usize = MAX_WAITING_CALLS / 2;
 
 /// Whether the guest lives in this process.
 pub(crate) enum Residency {
@@ -83,6 +85,12 @@ pub(crate) struct Lifetime {
     pub(crate) pause_at_end: bool,
 }
 
+/// Room in the line of a sandbox.
+pub(crate) struct WaitPermit {
+    _call: OwnedSemaphorePermit,
+    _connection: Option<OwnedSemaphorePermit>,
+}
+
 /// A sandbox.
 pub(crate) struct Sandbox {
     pub(crate) id: String,
@@ -112,6 +120,8 @@ pub(crate) struct Sandbox {
     pub(crate) sweeping: AtomicBool,
     /// Calls that wait for those before them.
     waiting: Arc<Semaphore>,
+    /// Connections among them.
+    waiting_connections: Arc<Semaphore>,
     pub(crate) mark: Mutex<UndoPoint>,
     pub(crate) commands: Arc<Commands>,
     /// It was killed: a call that runs ends soon.
@@ -227,6 +237,7 @@ impl Sandbox {
             saved: AtomicBool::new(false),
             sweeping: AtomicBool::new(false),
             waiting: Arc::new(Semaphore::new(MAX_WAITING_CALLS)),
+            waiting_connections: Arc::new(Semaphore::new(MAX_WAITING_CONNECTIONS)),
             mark: Mutex::default(),
             commands: Arc::default(),
             killed: AtomicBool::new(false),
@@ -370,12 +381,22 @@ impl Sandbox {
     }
 
     /// Room in the line of those that wait for this sandbox.
-    pub(crate) fn wait(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
-        self.waiting.clone().try_acquire_owned().map_err(|_| {
-            let message =
-                format!("{MAX_WAITING_CALLS} calls wait for this sandbox already; try again");
-            ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
-        })
+    pub(crate) fn wait(&self, kind: Operation) -> Result<WaitPermit, ErrorResponse> {
+        let enter = |line: &Arc<Semaphore>, most: usize, what: &str| {
+            line.clone().try_acquire_owned().map_err(|_| {
+                let message = format!("{most} {what} wait for this sandbox already; try again");
+                ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
+            })
+        };
+        let connection = match kind {
+            #[cfg(linux_guests)]
+            Operation::Connection => {
+                Some(enter(&self.waiting_connections, MAX_WAITING_CONNECTIONS, "connections")?)
+            }
+            _ => None,
+        };
+        let call = enter(&self.waiting, MAX_WAITING_CALLS, "calls")?;
+        Ok(WaitPermit { _call: call, _connection: connection })
     }
 
     /// Whether a call of it may still wait for a processor.
@@ -526,18 +547,30 @@ fn cut_short(error: &SessionError, late: bool) -> Outcome {
 mod tests {
     use super::*;
 
+    fn sandbox(id: &str) -> Sandbox {
+        let now = Instant::now();
+        let times = Lifetime { ends: now, used: now, paused: false, pause_at_end: false };
+        let (of, settings) = (("t".into(), "x".to_owned()), SandboxSettings::default());
+        Sandbox::new(id.to_owned(), String::new(), of, settings, Residency::Saved, times)
+    }
+
+    #[cfg(linux_guests)]
+    #[test]
+    fn connections_that_wait_leave_room_for_calls() {
+        let sandbox = sandbox("a");
+        let wait = |kind| sandbox.wait(kind).ok();
+        let connections: Vec<_> =
+            (0..MAX_WAITING_CALLS).filter_map(|_| wait(Operation::Connection)).collect();
+        assert_eq!(connections.len(), MAX_WAITING_CONNECTIONS);
+        let calls: Vec<_> = (0..MAX_WAITING_CALLS).filter_map(|_| wait(Operation::Call)).collect();
+        assert_eq!(calls.len(), MAX_WAITING_CALLS - MAX_WAITING_CONNECTIONS);
+        assert!(wait(Operation::Slice).is_none());
+        drop(connections);
+        assert!(wait(Operation::Connection).is_some());
+    }
+
     #[test]
     fn a_family_is_that_of_those_that_live() {
-        let times = Lifetime {
-            ends: Instant::now(),
-            used: Instant::now(),
-            paused: false,
-            pause_at_end: false,
-        };
-        let sandbox = |id: &str| {
-            let (of, settings) = (("t".into(), "x".to_owned()), SandboxSettings::default());
-            Sandbox::new(id.to_owned(), String::new(), of, settings, Residency::Saved, times)
-        };
         let source = sandbox("a");
         assert!(!source.is_branched());
         // The session is forked, and the forks are refused.

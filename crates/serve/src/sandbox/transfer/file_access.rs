@@ -20,6 +20,8 @@ use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::Sandbox;
 #[cfg(linux_guests)]
 use crate::sandbox::lifecycle::tasks::blocking;
+#[cfg(linux_guests)]
+use crate::sandbox::lifecycle::undo_point::Operation;
 
 /// How long a read of files waits for a view of those of a running program, before it waits for the
 /// program.
@@ -42,7 +44,7 @@ impl Sandboxes {
         if sandbox.life.try_lock().is_ok() || sandbox.lifetime().paused {
             return Ok(Err(read));
         }
-        let waiting = sandbox.wait()?;
+        let waiting = sandbox.wait(Operation::Call)?;
         self.accounts.check_call(&sandbox.tenant)?;
         // Not of those for calls: the call that runs may have the only one of its tenant.
         let patience = self.config.call_timeout;
