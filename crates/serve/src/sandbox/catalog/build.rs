@@ -403,10 +403,9 @@ impl Sandboxes {
             let keeps = ran?;
             // A later failure is not that of a command that succeeded.
             build.begin_output();
-            if keeps {
-                self.keep_layer(sandbox, &keys[at + 1], &around)
-                    .await
-                    .map_err(|refusal| failed(refusal.message))?;
+            if keeps && let Err(refusal) = self.keep_layer(sandbox, &keys[at + 1], &around).await {
+                // Later builds repeat the step.
+                build.log("warn", &format!("`{title}` is not kept: {}", refusal.message));
             }
         }
         let late = BuildFailure::from;
@@ -480,19 +479,34 @@ impl Sandboxes {
         if let Some(earlier) = earlier {
             self.forget(earlier.record).await?;
         }
-        let oldest = {
+        let exceeds = {
             let mut layers = lock(&self.builds.layers);
             let own = layers.entry(sandbox.tenant.to_string()).or_default();
             own.retain(|known| known != key);
             own.push(key.to_owned());
-            (own.len() > MAX_LAYERS).then(|| own.remove(0))
+            own.len() > MAX_LAYERS
         };
-        if let Some(oldest) = oldest
-            && let Some(known) = self.snapshot(&sandbox.tenant, &oldest).await?
-        {
-            self.forget(known.record).await?;
+        if exceeds {
+            self.forget_oldest_layer(&sandbox.tenant).await?;
         }
         Ok(())
+    }
+
+    /// Forgets the oldest state after a step of a tenant. False if there is none.
+    pub(crate) async fn forget_oldest_layer(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+    ) -> Result<bool, ErrorResponse> {
+        let oldest = {
+            let mut layers = lock(&self.builds.layers);
+            let own = layers.get_mut(&**tenant).filter(|own| !own.is_empty());
+            own.map(|own| own.remove(0))
+        };
+        let Some(oldest) = oldest else { return Ok(false) };
+        if let Some(known) = self.snapshot(tenant, &oldest).await? {
+            self.forget(known.record).await?;
+        }
+        Ok(true)
     }
 
     /// Starts the template's own command, and waits until it is ready.
@@ -546,6 +560,36 @@ impl Sandboxes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::tests::{HOUR, config, make, open, options};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn states_after_steps_make_room_for_snapshots() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(&dir);
+        config.max_snapshots = 2;
+        let all = open(&config).await;
+        let sandbox = make(&all, options(HOUR)).await;
+        let (user, envs) = (User::User, BTreeMap::new());
+        let around = StepEnvironment { user, directory: None, envs };
+        let layers = async || {
+            let known = all.ledger.snapshots(&sandbox.tenant).await.unwrap();
+            known.iter().filter(|record| record.is_layer()).count()
+        };
+        // The oldest makes room for the others.
+        for number in 0..4 {
+            all.keep_layer(&sandbox, &format!("{LAYER}{number}"), &around).await.unwrap();
+        }
+        assert_eq!(layers().await, 2);
+        for left in [1, 0] {
+            let options = SnapshotOptions::of_sandbox(&sandbox, Vec::new());
+            all.keep(&sandbox, options).await.unwrap();
+            assert_eq!(layers().await, left);
+        }
+        let options = SnapshotOptions::of_sandbox(&sandbox, Vec::new());
+        let refusal = all.keep(&sandbox, options).await.unwrap_err();
+        assert_eq!(refusal.budget.unwrap().name, "max-snapshots");
+        assert!(all.keep_layer(&sandbox, &format!("{LAYER}5"), &around).await.is_err());
+    }
 
     #[test]
     fn a_line_is_shortened_for_messages() {

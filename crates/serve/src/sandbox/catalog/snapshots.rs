@@ -80,12 +80,43 @@ impl Sandboxes {
             base: sandbox.base.clone(),
             unknown: UnknownFields::default(),
         };
-        self.count_stored(&sandbox.tenant).await?;
-        self.check_stored(&sandbox.tenant, 0, 0)?;
-        let account = self.accounts.of(&sandbox.tenant);
-        let room = self.quota.room(&*self.ledger, &account, &sandbox.tenant).await?;
+        // States after steps of builds, which their tenant does not see, make room.
+        let room = loop {
+            match self.admit_snapshot(&sandbox.tenant).await {
+                Err(refusal) if refusal.budget.is_some() => {
+                    if !self.forget_oldest_layer(&sandbox.tenant).await? {
+                        return Err(refusal);
+                    }
+                }
+                admitted => break admitted?,
+            }
+        };
         // The limit of waiting calls applies.
         to_its_end(self.clone().save_snapshot_as(sandbox.clone(), record, room)).await
+    }
+
+    /// Room for one more snapshot of a tenant.
+    async fn admit_snapshot(
+        &self,
+        tenant: &Arc<str>,
+    ) -> Result<SnapshotReservation, ErrorResponse> {
+        self.count_stored(tenant).await?;
+        self.check_stored(tenant, 0, 0)?;
+        self.quota.room(&*self.ledger, &self.accounts.of(tenant), tenant).await
+    }
+
+    /// Checks the budget of saved states for a snapshot of this size.
+    async fn admit_saved(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        bytes: u64,
+    ) -> Result<(), ErrorResponse> {
+        while let Err(refusal) = self.check_stored(tenant, 0, bytes) {
+            if !self.forget_oldest_layer(tenant).await? {
+                return Err(refusal);
+            }
+        }
+        Ok(())
     }
 
     async fn save_snapshot_as(
@@ -108,7 +139,7 @@ impl Sandboxes {
         let named = match saving.await {
             Ok((kept, bytes)) => {
                 record.stored = bytes;
-                match self.check_stored(&sandbox.tenant, 0, bytes) {
+                match self.admit_saved(&sandbox.tenant, bytes).await {
                     Ok(()) => {
                         // The order of builds is that in which they are recorded.
                         if let Some(built) = &mut record.built {

@@ -28,7 +28,7 @@ use crate::sandbox::records::store::SandboxStore;
 
 /// Far longer than anything takes on a busy host.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 const TENANT: &str = "acme";
 
 /// A guest that appends eight bytes of each piece of code to a log in its memory, and answers the
@@ -68,7 +68,7 @@ pub(crate) fn config(dir: &TempDir) -> SandboxConfig {
     config
 }
 
-async fn open(config: &SandboxConfig) -> Arc<Sandboxes> {
+pub(crate) async fn open(config: &SandboxConfig) -> Arc<Sandboxes> {
     Sandboxes::open(config, None, None).await.unwrap()
 }
 
@@ -76,7 +76,7 @@ async fn open_with(config: &SandboxConfig, store: Arc<dyn SandboxStore>) -> Arc<
     Sandboxes::open(config, None, Some(store)).await.unwrap()
 }
 
-fn options(time: Duration) -> CreateOptions {
+pub(crate) fn options(time: Duration) -> CreateOptions {
     CreateOptions {
         template: "logger".to_owned(),
         template_only: false,
@@ -86,7 +86,7 @@ fn options(time: Duration) -> CreateOptions {
     }
 }
 
-async fn make(all: &Arc<Sandboxes>, options: CreateOptions) -> Arc<Sandbox> {
+pub(crate) async fn make(all: &Arc<Sandboxes>, options: CreateOptions) -> Arc<Sandbox> {
     all.create(&TENANT.into(), options).await.unwrap()
 }
 
