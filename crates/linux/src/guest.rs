@@ -390,7 +390,8 @@ impl Guest {
             let mut sets = ReadySets::default();
             let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now, &mut sets);
             self.sentry.resumed = Some(wait);
-            if over {
+            // A call that has to end for a signal is not made once more.
+            if over && !self.sentry.is_dying() {
                 self.sentry.change().current_mut().threads.current_mut().wait = None;
                 return Ok(NextStep::Calls(self.body.waited_call()));
             }

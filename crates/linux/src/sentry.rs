@@ -6,6 +6,7 @@
 //! and nothing that is found there is followed twice.
 
 mod abi;
+mod call_budget;
 mod console;
 mod dispatch;
 mod fs;
@@ -34,6 +35,7 @@ use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
 pub(crate) use abi::PLATFORM;
+use call_budget::CallBudget;
 pub(crate) use console::{Console, OutputFailure, PublishedPort, PublishedPorts};
 pub use console::{FailedLookups, RunControl};
 pub(crate) use fs::root_files::{bytes, prepare, settle, thawed_budget, write_system_files};
@@ -80,6 +82,8 @@ pub(crate) struct Sentry {
     pub(crate) unserved: BTreeMap<i64, u64>,
     /// When the guest stops, however long the call that is served takes.
     pub(crate) deadline: Option<Instant>,
+    /// The work of the call that is served.
+    budget: CallBudget,
     /// The wait that the call which is served has behind it.
     pub(crate) resumed: Option<Wait>,
     /// Contents of files that its processes have mapped.
@@ -107,6 +111,7 @@ impl Sentry {
             output_limit,
             unserved,
             deadline: None,
+            budget: CallBudget::default(),
             resumed,
             contents,
             lines,
@@ -153,6 +158,9 @@ impl Sentry {
             Err(SyscallError::Errno(errno)) => {
                 Ok(SyscallControl::Value((-i64::from(errno.raw_os_error())) as u64))
             }
+            Err(SyscallError::Paused) => {
+                Ok(self.pause(self.resumed.as_ref().map_or(0, |wait| wait.done)))
+            }
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }
@@ -165,7 +173,7 @@ impl Sentry {
     ) -> Result<SignalDelivery, PlatformError> {
         match self.take_signals(process, interrupted) {
             Ok(taken) => Ok(taken),
-            Err(SyscallError::Errno(_)) => Ok(SignalDelivery::Ends(End::Signal(libc::SIGSEGV))),
+            Err(SyscallError::Errno(_) | SyscallError::Paused) => Ok(SignalDelivery::Ends(End::Signal(libc::SIGSEGV))),
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }
@@ -178,7 +186,7 @@ impl Sentry {
     ) -> Result<Option<End>, PlatformError> {
         match self.fault(process, signal) {
             Ok(end) => Ok(end),
-            Err(SyscallError::Errno(_)) => Ok(Some(End::Signal(signal))),
+            Err(SyscallError::Errno(_) | SyscallError::Paused) => Ok(Some(End::Signal(signal))),
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }

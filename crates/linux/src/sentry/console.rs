@@ -23,6 +23,7 @@ use failed_lookups::LookupWatch;
 pub(crate) use published_port::{PublishedPort, PublishedPorts};
 
 use crate::sentry::host_input::is_readable;
+use crate::sentry::kernel::signals::bit;
 use crate::sentry::tty::terminals::Terminal;
 
 /// Bytes that are read from the host's terminal at a time.
@@ -96,6 +97,18 @@ impl RunControl {
         let _ = write(&self.0.wake, &1u64.to_ne_bytes());
     }
 
+    /// The signals that the run has not taken, as a set.
+    fn pending_signals(&self) -> u64 {
+        if !self.0.filled.load(Ordering::Acquire) {
+            return 0;
+        }
+        let queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.iter().fold(0, |set, control| match control {
+            Control::Signal(signal) => set | bit(*signal),
+            Control::Resize(_) => set,
+        })
+    }
+
     fn take(&self) -> Vec<Control> {
         if !self.0.filled.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -164,6 +177,11 @@ impl Console {
         let lookups = LookupWatch::new(start);
         let published = PublishedPorts::new(Vec::new());
         Self { control, terminal: input.map(host), failure, lookups, published }
+    }
+
+    /// Signals of the host that the guest has not got yet, as a set.
+    pub(in crate::sentry) fn pending_signals(&self) -> u64 {
+        self.control.as_ref().map_or(0, RunControl::pending_signals)
     }
 }
 

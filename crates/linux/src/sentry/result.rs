@@ -43,6 +43,8 @@ pub(crate) enum SyscallControl {
 pub(crate) enum SyscallError {
     /// The guest sees this error.
     Errno(Errno),
+    /// Its thread waits, and it is made once more if the guest continues: it has to end now.
+    Paused,
     /// The guest cannot continue.
     Broken(PlatformError),
 }

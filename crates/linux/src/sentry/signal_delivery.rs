@@ -27,6 +27,11 @@ impl Sentry {
         self.state.deliverable(self.state.current().threads.current_id())
     }
 
+    /// Whether the current process has a signal that ends it.
+    pub(crate) fn is_dying(&self) -> bool {
+        self.has_signal() && self.state.is_dying(self.state.processes.current_id(), 0)
+    }
+
     /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted`
     /// is whether it was in a call that waited.
     pub(crate) fn take_signals(

@@ -62,7 +62,7 @@ impl Sentry {
             match control {
                 Control::Signal(signal) => {
                     let info = SignalInfo::new(signal, 0, KERNEL, 0);
-                    self.change().with(FIRST, |state| state.send(None, info));
+                    self.change().send_to(FIRST, None, info);
                 }
                 Control::Resize([rows, columns]) => self.resize([rows, columns, 0, 0]),
             }
@@ -105,7 +105,7 @@ impl Sentry {
             for signal in [libc::SIGHUP, libc::SIGCONT] {
                 let info = SignalInfo::new(signal as u8, 0x80, KERNEL, 0);
                 if let Some(leader) = leader.filter(|leader| state.processes.lives(*leader)) {
-                    state.with(leader, |state| state.send(None, info));
+                    state.send_to(leader, None, info);
                 }
             }
         }

@@ -17,7 +17,7 @@ pub(crate) use packed::PackedProcessTable;
 use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process::Process;
-use crate::sentry::kernel::process_info::{ChildEvent, Executable, INIT_PID, ProcessInfo};
+use crate::sentry::kernel::process_info::{Executable, INIT_PID, ProcessInfo};
 use crate::sentry::kernel::resource_limits::MAX_TASKS;
 use crate::sentry::kernel::signals::{PendingSignals, SignalInfo};
 use crate::sentry::kernel::state::Kernel;
@@ -134,6 +134,14 @@ impl ProcessTable {
         }
     }
 
+    /// As [`ProcessTable::get`], to be changed.
+    pub(in crate::sentry) fn get_mut(&mut self, id: u32) -> Option<&mut Process> {
+        match self.current.info.id == id {
+            true => Some(&mut self.current),
+            false => self.others.get_mut(&id),
+        }
+    }
+
     /// Whether `id` lives.
     pub(crate) fn lives(&self, id: u32) -> bool {
         self.get(id).is_some()
@@ -148,10 +156,7 @@ impl ProcessTable {
     }
 
     pub(crate) fn info_mut(&mut self, id: u32) -> Option<&mut ProcessInfo> {
-        match self.current.info.id == id {
-            true => Some(&mut self.current.info),
-            false => self.others.get_mut(&id).map(|process| &mut process.info),
-        }
+        self.get_mut(id).map(|process| &mut process.info)
     }
 
     /// All PIDs, of live processes and zombies.
@@ -343,27 +348,6 @@ impl Kernel {
     /// The memory limit of every process.
     pub(crate) fn memory_limit(&self) -> u64 {
         self.layout.limit()
-    }
-
-    /// The current process stops by a signal or continues; its parent is notified.
-    pub(in crate::sentry) fn set_stopped(&mut self, by: Option<u8>) {
-        let own = &mut self.processes.current.info;
-        own.stopped = by;
-        own.news = Some(by.map_or(ChildEvent::Continued, ChildEvent::Stopped));
-        let (id, parent) = (own.id, own.parent);
-        if !self.processes.lives(parent) {
-            return;
-        }
-        let (code, status) = match by {
-            Some(signal) => (libc::CLD_STOPPED, signal),
-            None => (libc::CLD_CONTINUED, libc::SIGCONT as u8),
-        };
-        let sender = self.sender(id);
-        self.with(parent, |state| {
-            if !state.ignores_stops() {
-                state.send(None, SignalInfo::new(libc::SIGCHLD as u8, code, sender, status.into()));
-            }
-        });
     }
 
     /// As another process, which lives.

@@ -168,7 +168,7 @@ impl Sentry {
         let own = self.state.sender(self.state.processes.current_id());
         let info = SignalInfo::new(signal, OF_QUEUE, own, request.value);
         if self.state.processes.lives(request.process) {
-            self.change().with(request.process, |state| state.send(None, info));
+            self.change().send_to(request.process, None, info);
         }
     }
 

@@ -125,7 +125,7 @@ impl Kernel {
             }
             if let Some(signal) = signal {
                 let info = SignalInfo::new(signal, 0, self.sender(id), 0);
-                self.with(child, |state| state.send(None, info));
+                self.send_to(child, None, info);
             }
         }
         self.processes.reparent_ended(id, heir);

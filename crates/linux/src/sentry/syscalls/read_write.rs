@@ -265,7 +265,7 @@ impl Sentry {
         }
         match pieces(process, call.args[1], call.args[2]) {
             Ok(pieces) => Ok(pieces.first().copied().unwrap_or((0, 0))),
-            Err(SyscallError::Errno(_)) => Ok((0, 0)),
+            Err(SyscallError::Errno(_) | SyscallError::Paused) => Ok((0, 0)),
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }

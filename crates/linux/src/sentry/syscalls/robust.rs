@@ -73,7 +73,7 @@ impl Sentry {
         (thread, head): (u32, u64),
     ) -> Result<(), PlatformError> {
         match self.mark_list(process, thread, head) {
-            Ok(()) | Err(SyscallError::Errno(_)) => Ok(()),
+            Ok(()) | Err(SyscallError::Errno(_) | SyscallError::Paused) => Ok(()),
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }

@@ -45,7 +45,7 @@ impl Sentry {
         }
         for target in targets.into_iter().filter(|_| number != 0) {
             if self.state.processes.lives(target) {
-                self.change().with(target, |state| state.send(None, info(number as u8)));
+                self.change().send_to(target, None, info(number as u8));
             }
         }
         Ok(ZERO)
@@ -162,7 +162,7 @@ impl Sentry {
         match number {
             1.. if self.state.processes.lives(id) => {
                 let info = info(number as u8);
-                let sent = self.change().with(id, |state| state.send(to, info));
+                let sent = self.change().send_to(id, to, info);
                 if sent { Ok(ZERO) } else { Err(Errno::AGAIN.into()) }
             }
             _ => Ok(ZERO),

@@ -371,6 +371,23 @@ impl Terminal {
         self.edges += 1;
     }
 
+    /// Takes the bytes that find room: typed ones, or output. Returns their number, and the signals
+    /// of typed ones as a set.
+    pub(in crate::sentry) fn take_piece(&mut self, piece: &[u8], typed: bool) -> (usize, u64) {
+        let mut signals = 0;
+        for (at, byte) in piece.iter().enumerate() {
+            if !(if typed { self.takes() } else { self.has_room() }) {
+                return (at, signals);
+            }
+            if !typed {
+                self.show(*byte);
+            } else if let Some(signal) = self.type_in(*byte) {
+                signals |= bit(signal as u8);
+            }
+        }
+        (piece.len(), signals)
+    }
+
     /// The first readable bytes, at most `most`; of one line in canonical mode. They stay.
     pub(in crate::sentry) fn first(&self, most: usize) -> &[u8] {
         let first = self.lines.front().map(Vec::as_slice).unwrap_or_default();

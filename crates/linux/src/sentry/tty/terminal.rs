@@ -16,6 +16,8 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::kernel::process_info::ProcessInfo;
+use crate::sentry::kernel::process_table::PROCESSES;
+use crate::sentry::kernel::signals::bit;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
@@ -35,6 +37,9 @@ const TCSETSF2: u64 = TCSETS2 + 2;
 const TIOCGPKT: u64 = 0x8004_5438;
 const TIOCGPTLCK: u64 = 0x8004_5439;
 const TIOCSIG: u64 = 0x4004_5436;
+
+/// Bytes that a terminal takes before its write looks whether it has to end.
+const PIECE: usize = 1 << 10;
 
 /// Nanoseconds in a tenth of a second.
 const TENTH: u64 = 100_000_000;
@@ -352,17 +357,22 @@ impl Sentry {
             return Ok(stopped);
         }
         let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done) as usize;
-        while let Some(byte) = bytes.get(done) {
+        while done < bytes.len() {
+            let piece = &bytes[done..bytes.len().min(done + PIECE)];
             let terminal = self.terminal_mut(id)?;
-            if !(if master { terminal.takes() } else { terminal.has_room() }) {
+            let (taken, signals) = terminal.take_piece(piece, master);
+            let group = terminal.group;
+            done += taken;
+            // Of equal signals that no process could take meanwhile, one is pending.
+            for signal in (1..=64).filter(|signal| signals & bit(*signal) != 0) {
+                self.change().signal_group(group, signal.into());
+            }
+            if taken < piece.len() {
                 return self.wait_for(descriptor, OUT, done as u64);
             }
-            done += 1;
-            if !master {
-                terminal.show(*byte);
-            } else if let Some(signal) = terminal.type_in(*byte) {
-                let group = terminal.group;
-                self.change().signal_group(group, signal);
+            let members = if signals == 0 { 0 } else { PROCESSES };
+            if self.is_spent(taken + members) && done < bytes.len() {
+                return Ok(self.pause(done as u64));
             }
         }
         Ok(SyscallControl::Value(done as u64))

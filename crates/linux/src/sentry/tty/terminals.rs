@@ -266,7 +266,7 @@ impl Kernel {
         }
         for id in self.processes.group(group) {
             let info = SignalInfo::new(signal as u8, FROM_KERNEL, KERNEL, 0);
-            self.with(id, |state| state.send(None, info));
+            self.send_to(id, None, info);
         }
     }
 
@@ -286,7 +286,7 @@ impl Kernel {
         if let Some(leader) = leader.filter(|leader| self.processes.lives(*leader)) {
             for signal in [libc::SIGHUP, libc::SIGCONT] {
                 let info = SignalInfo::new(signal as u8, 0x80, KERNEL, 0);
-                self.with(leader, |state| state.send(None, info));
+                self.send_to(leader, None, info);
             }
         }
         for description in self.table.descriptions_mut() {

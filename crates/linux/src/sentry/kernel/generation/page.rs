@@ -154,7 +154,7 @@ impl Sentry {
             };
             for target in targets {
                 if self.state.processes.lives(target) {
-                    self.change().with(target, |state| state.send(None, info.clone()));
+                    self.change().send_to(target, None, info.clone());
                 }
             }
         }

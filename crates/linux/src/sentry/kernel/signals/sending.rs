@@ -1,8 +1,10 @@
 //! Signals that are sent, and their delivery to threads.
 
 use super::{DefaultAction, REAL_TIME, SignalAction, SignalInfo, UNTOUCHABLE, bit};
+use crate::sentry::kernel::process::Process;
+use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::state::Kernel;
-use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 
 /// Signals that stop a process, unless it has a handler.
 const STOPS: [u8; 4] =
@@ -10,17 +12,12 @@ const STOPS: [u8; 4] =
 /// The same as a set.
 const STOPPING: u64 = bit(STOPS[0]) | bit(STOPS[1]) | bit(STOPS[2]) | bit(STOPS[3]);
 
-impl Kernel {
+impl Process {
     fn action(&self, signal: u8) -> SignalAction {
-        self.processes
-            .current
-            .handlers
-            .get(&u64::from(signal))
-            .map(SignalAction::of)
-            .unwrap_or_default()
+        self.handlers.get(&u64::from(signal)).map(SignalAction::of).unwrap_or_default()
     }
 
-    pub(in crate::sentry) fn fate(&self, signal: u8) -> DefaultAction {
+    fn fate(&self, signal: u8) -> DefaultAction {
         let action = self.action(signal);
         match action.handler {
             _ if i32::from(signal) == libc::SIGSTOP => DefaultAction::Stops,
@@ -35,6 +32,59 @@ impl Kernel {
             1 => DefaultAction::Ignored,
             _ => DefaultAction::Handled(action),
         }
+    }
+
+    /// Whether it ignores the ends and stops of its children.
+    fn ignores_stops(&self) -> bool {
+        self.action(libc::SIGCHLD as u8).has(libc::SA_NOCLDSTOP)
+    }
+
+    /// Whether a signal that it has, or one of `more`, ends it as soon as a thread takes it.
+    fn is_dying(&self, more: u64) -> bool {
+        let came = |thread: &Thread| {
+            (thread.pending.set() | self.pending.set() | more) & !thread.blocked
+        };
+        let came = self.threads.iter().fold(0, |set, (_, thread)| set | came(thread));
+        (1..=64).any(|n| came & bit(n) != 0 && self.fate(n) == DefaultAction::Deadly)
+    }
+
+    /// Drops the signals of a set that its threads have not taken.
+    fn drop_signals(&mut self, set: u64) {
+        let threads = self.threads.values_mut().map(|thread| &mut thread.pending);
+        for pending in threads.chain([&mut self.pending]) {
+            (1..REAL_TIME).filter(|n| set & bit(*n) != 0).for_each(|n| pending.drop_all(n));
+        }
+    }
+
+    /// Records a signal: for one thread, or for any that takes it. Returns whether it fitted.
+    fn note_signal(&mut self, to: Option<u32>, info: SignalInfo) -> bool {
+        // Ignored signals are dropped unless a thread may wait for them.
+        let blocked = match to.and_then(|id| self.threads.get(id)) {
+            Some(thread) => thread.blocked,
+            None => self.threads.iter().fold(u64::MAX, |all, (_, thread)| all & thread.blocked),
+        };
+        if self.fate(info.signal) == DefaultAction::Ignored && blocked & bit(info.signal) == 0 {
+            return true;
+        }
+        // As in Linux the first thread takes signals for the process, if it takes them at all.
+        let first = self.info.id;
+        let open = |thread: &&Thread| thread.blocked & bit(info.signal) == 0;
+        let to = to.or_else(|| self.threads.get(first).filter(open).map(|_| first));
+        match to.and_then(|id| self.threads.get_mut(id)) {
+            Some(thread) => thread.pending.add(info),
+            None => self.pending.add(info),
+        }
+    }
+}
+
+impl Kernel {
+    pub(in crate::sentry) fn fate(&self, signal: u8) -> DefaultAction {
+        self.processes.current.fate(signal)
+    }
+
+    /// Whether a signal ends process `id`: one that it has, or one of `more`.
+    pub(in crate::sentry) fn is_dying(&self, id: u32, more: u64) -> bool {
+        self.processes.get(id).is_some_and(|process| process.is_dying(more))
     }
 
     /// Whether the current thread ignores or blocks a signal.
@@ -70,7 +120,7 @@ impl Kernel {
 
     /// Whether a signal that stops the current process has come to a thread that may take it.
     pub(crate) fn is_to_stop(&self) -> bool {
-        let open = |(id, thread): (u32, &crate::sentry::kernel::threads::Thread)| {
+        let open = |(id, thread): (u32, &Thread)| {
             let own = if id == self.processes.current.threads.current_id() {
                 self.processes.current.pending.set()
             } else {
@@ -97,18 +147,13 @@ impl Kernel {
             by = by.or_else(|| thread.pending.take(open));
         }
         if let Some(info) = by {
-            self.set_stopped(Some(info.signal));
+            self.set_stopped(self.processes.current_id(), Some(info.signal));
         }
-    }
-
-    /// Whether the current process gets no signal for children that stop.
-    pub(in crate::sentry) fn ignores_stops(&self) -> bool {
-        self.action(libc::SIGCHLD as u8).has(libc::SA_NOCLDSTOP)
     }
 
     /// Whether children of the current process are reaped without a wait.
     pub(in crate::sentry) fn disowns(&self) -> bool {
-        let action = self.action(libc::SIGCHLD as u8);
+        let action = self.processes.current.action(libc::SIGCHLD as u8);
         action.handler == 1 || action.has(libc::SA_NOCLDWAIT)
     }
 
@@ -127,56 +172,51 @@ impl Kernel {
         came != 0 && (came & STOPPING == 0 || came & !self.stopping() != 0)
     }
 
-    /// Records a signal: for one thread, or for any that takes it. Returns whether it fitted.
+    /// Sends the current process a signal: for one thread, or for any that takes it. Returns
+    /// whether it fitted.
     pub(crate) fn send(&mut self, to: Option<u32>, info: SignalInfo) -> bool {
-        let all = |state: &mut Self, gone: u64| {
-            let ids: Vec<_> = state.processes.current.threads.iter().map(|(id, _)| id).collect();
-            for signal in (1..REAL_TIME).filter(|signal| gone & bit(*signal) != 0) {
-                state.processes.current.pending.drop_all(signal);
-                let threads = &mut state.processes.current.threads;
-                ids.iter().for_each(|id| {
-                    if let Some(thread) = threads.get_mut(*id) {
-                        thread.pending.drop_all(signal);
-                    }
-                });
-            }
-        };
+        self.send_to(self.processes.current_id(), to, info)
+    }
+
+    /// As [`Kernel::send`], to process `id`, if that lives. Costs no switch to it.
+    pub(in crate::sentry) fn send_to(
+        &mut self,
+        id: u32,
+        to: Option<u32>,
+        info: SignalInfo,
+    ) -> bool {
+        let Some(process) = self.processes.get_mut(id) else { return true };
         match i32::from(info.signal) {
             libc::SIGCONT => {
-                all(self, STOPPING);
-                if self.processes.current.info.stopped.is_some() {
-                    self.set_stopped(None);
+                process.drop_signals(STOPPING);
+                if process.info.stopped.is_some() {
+                    self.set_stopped(id, None);
                 }
             }
             // It ends in every state.
-            libc::SIGKILL => self.processes.current.info.stopped = None,
-            _ if STOPPING & bit(info.signal) != 0 => all(self, bit(libc::SIGCONT as u8)),
+            libc::SIGKILL => process.info.stopped = None,
+            _ if STOPPING & bit(info.signal) != 0 => {
+                process.drop_signals(bit(libc::SIGCONT as u8));
+            }
             _ => {}
         }
-        // Ignored signals are dropped unless a thread may wait for them.
-        let blocked = match to.and_then(|id| self.processes.current.threads.get(id)) {
-            Some(thread) => thread.blocked,
-            None => self
-                .processes
-                .current
-                .threads
-                .iter()
-                .fold(u64::MAX, |all, (_, thread)| all & thread.blocked),
+        self.processes.get_mut(id).is_none_or(|process| process.note_signal(to, info))
+    }
+
+    /// Process `id` stops by a signal or continues; its parent is notified.
+    fn set_stopped(&mut self, id: u32, by: Option<u8>) {
+        let Some(own) = self.processes.info_mut(id) else { return };
+        own.stopped = by;
+        own.news = Some(by.map_or(ChildEvent::Continued, ChildEvent::Stopped));
+        let parent = own.parent;
+        let (code, status) = match by {
+            Some(signal) => (libc::CLD_STOPPED, signal),
+            None => (libc::CLD_CONTINUED, libc::SIGCONT as u8),
         };
-        if self.fate(info.signal) == DefaultAction::Ignored && blocked & bit(info.signal) == 0 {
-            return true;
-        }
-        // As in Linux the first thread takes signals for the process, if it takes them at all.
-        let first = self.processes.current_id();
-        let open = |thread: &crate::sentry::kernel::threads::Thread| {
-            thread.blocked & bit(info.signal) == 0
-        };
-        let to = to.or_else(|| {
-            self.processes.current.threads.get(first).filter(|t| open(t)).map(|_| first)
-        });
-        match to.and_then(|id| self.processes.current.threads.get_mut(id)) {
-            Some(thread) => thread.pending.add(info),
-            None => self.processes.current.pending.add(info),
+        if self.processes.get(parent).is_some_and(|parent| !parent.ignores_stops()) {
+            let sender = self.sender(id);
+            let info = SignalInfo::new(libc::SIGCHLD as u8, code, sender, status.into());
+            self.send_to(parent, None, info);
         }
     }
 }
