@@ -157,7 +157,9 @@ impl Channel {
 
     /// The first bytes, `len` at most; they stay.
     pub(crate) fn peek(&self, len: usize) -> Vec<u8> {
-        self.data.iter().take(len).copied().collect()
+        let (front, back) = self.data.as_slices();
+        let front = &front[..len.min(front.len())];
+        [front, &back[..(len - front.len()).min(back.len())]].concat()
     }
 
     /// The number of bytes that one read may return: a message with descriptors ends the read, and,

@@ -201,8 +201,9 @@ impl Sentry {
         let port = socket.own.0.get(4..8).map(|p| u32::from_le_bytes([p[0], p[1], p[2], p[3]]));
         let port = port.unwrap_or_default();
         let size = socket.options.number(libc::SOL_SOCKET, libc::SO_SNDBUF);
-        let size =
-            size.and_then(|size| usize::try_from(size).ok()).unwrap_or(NETLINK_BUFFER as usize);
+        // Each request in a message is answered, so that a larger buffer takes no larger message.
+        let most = NETLINK_BUFFER as usize;
+        let size = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(most).min(most);
         if bytes.len() > size.saturating_sub(BUFFER_HEAD) {
             return Err(Errno::MSGSIZE.into());
         }

@@ -7,12 +7,15 @@ use crate::sentry::Sentry;
 use crate::sentry::kernel::threads::Wait;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
+use crate::sentry::syscalls::read_write::MAX_TRANSFER;
 
 /// Maximum messages of a call.
 const UIO_MAXIOV: u64 = 1024;
 /// A message (`struct mmsghdr`), and the place of its length.
 const MMSGHDR_LEN: u64 = 64;
 const MSG_LEN_OFFSET: u64 = 56;
+/// Bytes that are copied in one step of a call.
+const BYTES_PER_STEP: usize = 4096;
 
 impl Sentry {
     /// `sendmmsg(2)`: as `sendmsg` for each message.
@@ -66,7 +69,8 @@ impl Sentry {
         })
     }
 
-    /// Serves the messages from number `done` on, until one has to wait or cannot be served.
+    /// Serves the messages from number `done` on, until one has to wait or cannot be served, or
+    /// until they have the bytes of the largest message.
     fn one_by_one(
         &mut self,
         process: &mut Process,
@@ -77,7 +81,8 @@ impl Sentry {
         self.socket_of(a[0])?;
         // The wait of one message does not count for the next.
         self.resumed = None;
-        while done < a[2].min(UIO_MAXIOV) {
+        let mut bytes = 0;
+        while done < a[2].min(UIO_MAXIOV) && bytes < MAX_TRANSFER {
             let at = a[1].wrapping_add(done * MMSGHDR_LEN);
             match one(self, process, at, done == 0) {
                 Ok(SyscallControl::Value(len)) => {
@@ -87,6 +92,10 @@ impl Sentry {
                         &(len as u32).to_le_bytes(),
                     )?;
                     done += 1;
+                    bytes += len;
+                    if self.is_spent(1 + len as usize / BYTES_PER_STEP) {
+                        break;
+                    }
                 }
                 Ok(SyscallControl::Wait(wait)) => {
                     return Ok(SyscallControl::Wait(Wait { done, ..wait }));
