@@ -43,6 +43,7 @@ pub(super) mod signalfd;
 pub(super) mod socket;
 pub(super) mod splice;
 pub(super) mod stat;
+pub(super) mod stream_write;
 pub(super) mod sync;
 pub(super) mod text;
 pub(super) mod thread;

@@ -13,7 +13,8 @@ use crate::sentry::net::sockets::{
     Address, MAX_ADDRESS, NETLINK, ReceivedMessage, SentControl, SocketState,
 };
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
-use crate::sentry::syscalls::read_write::{MAX_TRANSFER, gather, pieces};
+use crate::sentry::syscalls::read_write::{MAX_TRANSFER, pieces};
+use crate::sentry::syscalls::stream_write::StreamWrite;
 
 use rustix::io::Errno;
 
@@ -408,9 +409,9 @@ impl Sentry {
         &[fd, buf, len, flags, dest_addr, addrlen]: &[u64; 6],
     ) -> SyscallResult {
         self.socket_of(fd)?;
-        let bytes = copy_in(process, buf, len.min(MAX_TRANSFER) as usize)?;
+        let written = self.stream_write(process, fd, &[(buf, len.min(MAX_TRANSFER))])?;
         let to = self.address_to(process, fd, dest_addr, addrlen)?;
-        self.send_bytes(fd, &bytes, flags, to, SentControl::default())
+        self.send_bytes(fd, &written, flags, to, SentControl::default())
     }
 
     /// Where a message goes, where that is said, and means something.
@@ -451,7 +452,8 @@ impl Sentry {
     ) -> SyscallResult {
         let family = self.socket_of(descriptor)?.family;
         let message = message_in(process, at)?;
-        let bytes = gather(process, message.vector, message.count)?;
+        let pieces = pieces(process, message.vector, message.count)?;
+        let written = self.stream_write(process, descriptor, &pieces)?;
         let given = control_in(process, &message)?;
         if !given.rights.is_empty() && i32::from(family) != libc::AF_UNIX {
             return Err(Errno::INVAL.into());
@@ -470,17 +472,18 @@ impl Sentry {
         let to = self.address_to(process, descriptor, message.name, message.name_len)?;
         let GivenControl { rights, credentials, packet } = &given;
         let control = SentControl { rights, named: credentials.is_some(), packet: *packet };
-        self.send_bytes(descriptor, &bytes, flags, to, control)
+        self.send_bytes(descriptor, &written, flags, to, control)
     }
 
     fn send_bytes(
         &mut self,
         descriptor: u64,
-        bytes: &[u8],
+        written: &StreamWrite<'_>,
         flags: u64,
         to: Option<Address>,
         control: SentControl<'_>,
     ) -> SyscallResult {
+        let bytes = &written.bytes[..];
         let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
         if i32::from(self.socket_of(descriptor)?.family) == NETLINK {
             return self.ask_netlink(descriptor, bytes);
@@ -497,7 +500,7 @@ impl Sentry {
                     None => self.post_letter(descriptor, bytes, to, control)?,
                 }
             }
-            _ => self.pour_with(descriptor, bytes, quiet, control)?,
+            _ => self.pour_with(descriptor, written, quiet, control)?,
         };
         match outcome {
             SyscallControl::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done

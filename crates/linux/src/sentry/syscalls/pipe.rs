@@ -18,6 +18,7 @@ use crate::sentry::net::sockets::{ReceivedMessage, SentControl, SocketState};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::syscalls::file::Pair;
+use crate::sentry::syscalls::stream_write::{PIPE_BUF, StreamWrite};
 
 impl Sentry {
     /// `pipe2(2)`: `O_DIRECT` is accepted, and the pipe is a byte stream as without it.
@@ -329,17 +330,21 @@ impl Sentry {
     }
 
     /// Writes to a pipe, a socket or a counter.
-    pub(in crate::sentry) fn pour(
+    pub(in crate::sentry) fn pour(&mut self, descriptor: u64, bytes: &[u8]) -> SyscallResult {
+        self.pour_part(descriptor, &StreamWrite::whole(bytes))
+    }
+
+    /// As [`Sentry::pour`], of a write whose bytes are read in parts.
+    pub(in crate::sentry) fn pour_part(
         &mut self,
         descriptor: u64,
-        bytes: &[u8],
-        quiet: bool,
+        written: &StreamWrite<'_>,
     ) -> SyscallResult {
         match &self.state.table.get(descriptor)?.open {
             FileObject::Socket(socket) if socket.is_for_datagrams() => {
-                self.post_letter(descriptor, bytes, None, SentControl::default())
+                self.post_letter(descriptor, &written.bytes, None, SentControl::default())
             }
-            _ => self.pour_with(descriptor, bytes, quiet, SentControl::default()),
+            _ => self.pour_with(descriptor, written, false, SentControl::default()),
         }
     }
 
@@ -348,10 +353,11 @@ impl Sentry {
     pub(in crate::sentry) fn pour_with(
         &mut self,
         descriptor: u64,
-        bytes: &[u8],
+        written: &StreamWrite<'_>,
         quiet: bool,
         control: SentControl<'_>,
     ) -> SyscallResult {
+        let bytes = &written.bytes[..];
         let channel = match &self.state.table.get(descriptor)?.open {
             FileObject::Pipe { channel, writes: true } => *channel,
             FileObject::Fifo(fifo) if fifo.open.access.write => fifo.channel,
@@ -369,7 +375,7 @@ impl Sentry {
                 _ if socket.own.is_internet() => return self.broken_pipe(quiet),
                 _ => return Err(Errno::NOTCONN.into()),
             },
-            FileObject::Terminal(_) => return self.put_shown(descriptor, bytes),
+            FileObject::Terminal(_) => return self.put_shown(descriptor, written),
             FileObject::Event { count, .. } => {
                 let added: [u8; 8] =
                     bytes.get(..8).and_then(|b| b.try_into().ok()).ok_or(Errno::INVAL)?;
@@ -413,7 +419,7 @@ impl Sentry {
             let first = is_socket && !self.is_local(descriptor) && !held.shut && held.is_empty();
             if first && let Some(channel) = self.change().channels.get_mut(channel) {
                 channel.shut = true;
-                return Ok(SyscallControl::Value(bytes.len() as u64));
+                return Ok(SyscallControl::Value(written.len));
             }
             // The signal of a pipe comes with a part as well.
             return self.broken_pipe(quiet).or_else(|error| match done {
@@ -429,10 +435,10 @@ impl Sentry {
             });
         }
         // A resumed write continues after the bytes that it has written.
-        let done = self.resumed.as_ref().map_or(0, |wait| wait.done) as usize;
-        let rest = &bytes[done.min(bytes.len())..];
+        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let rest = written.after(done);
         // A write of at most `PIPE_BUF` bytes is atomic.
-        let whole = bytes.len() <= 4096 && held.room() < rest.len();
+        let whole = written.len <= PIPE_BUF && held.room() < rest.len();
         let put = if whole || held.room() == 0 || rest.is_empty() {
             0
         } else {
@@ -447,8 +453,8 @@ impl Sentry {
                 put
             })
         };
-        let done = (done + put) as u64;
-        if done == bytes.len() as u64 {
+        let done = done + put as u64;
+        if done >= written.len {
             return Ok(SyscallControl::Value(done));
         }
         self.wait_for(descriptor, OUT, done)

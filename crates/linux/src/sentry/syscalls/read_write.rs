@@ -339,7 +339,23 @@ impl Sentry {
         len: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
-        let bytes = written(process, description, &[(from, len.min(most(description)))])?;
+        let pieces = [(from, len.min(most(description)))];
+        self.write_pieces(process, descriptor, &pieces)
+    }
+
+    /// Writes pieces of memory at the position of a file, or to a stream.
+    pub(in crate::sentry) fn write_pieces(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        if description.open.is_stream() && description.writes() {
+            let written = self.stream_write(process, descriptor, pieces)?;
+            return self.pour_part(descriptor, &written);
+        }
+        let bytes = written(process, description, pieces)?;
         self.put_or_write_memory(process, descriptor, &bytes, None)
     }
 
@@ -378,7 +394,7 @@ impl Sentry {
             open if open.is_stream() => {
                 return match at {
                     Some(_) => Err(Errno::SPIPE.into()),
-                    None => self.pour(descriptor, bytes, false),
+                    None => self.pour(descriptor, bytes),
                 };
             }
             open @ (FileObject::Output | FileObject::Device(Device::Host, _)) => {

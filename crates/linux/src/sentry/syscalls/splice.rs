@@ -104,8 +104,8 @@ impl Sentry {
                 let room = self.room_of(fd_out);
                 match room {
                     Some(0) => return unless(nonblock, self.wait_for(fd_out, OUT, 0)),
-                    Some(room) => self.pour(fd_out, &bytes[..bytes.len().min(room)], false)?,
-                    None => self.pour(fd_out, &bytes, false)?,
+                    Some(room) => self.pour(fd_out, &bytes[..bytes.len().min(room)])?,
+                    None => self.pour(fd_out, &bytes)?,
                 }
             }
             _ => self.put(fd_out, &bytes, to_offset)?,
@@ -213,7 +213,7 @@ impl Sentry {
         if bytes.is_empty() {
             return Ok(ZERO);
         }
-        self.pour(to, &bytes, false)
+        self.pour(to, &bytes)
     }
 
     /// `vmsplice(2)`: the bytes are copied, so that later writes to the memory do not change those
@@ -244,8 +244,8 @@ impl Sentry {
                     Some(0) if !bytes.is_empty() => {
                         unless(nonblock, self.wait_for(descriptor, OUT, 0))
                     }
-                    Some(room) => self.pour(descriptor, &bytes[..bytes.len().min(room)], false),
-                    None => self.pour(descriptor, &bytes, false),
+                    Some(room) => self.pour(descriptor, &bytes[..bytes.len().min(room)]),
+                    None => self.pour(descriptor, &bytes),
                 }
             }
             Err(Errno::BADF) => {

@@ -103,9 +103,9 @@ impl Sentry {
         vector: u64,
         count: u64,
     ) -> SyscallResult {
-        let description = self.state.table.get(descriptor)?;
-        let bytes = written(process, description, &pieces(process, vector, count)?)?;
-        self.put_or_write_memory(process, descriptor, &bytes, None)
+        self.state.table.get(descriptor)?;
+        let pieces = pieces(process, vector, count)?;
+        self.write_pieces(process, descriptor, &pieces)
     }
 
     /// `pwritev(2)`: one call writes at most 8 MiB.

@@ -22,6 +22,7 @@ use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::stream_write::StreamWrite;
 use crate::sentry::tty::terminals::{
     FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios, VMIN_REACHED,
 };
@@ -345,7 +346,11 @@ impl Sentry {
     }
 
     /// Writes at either end: types, or shows.
-    pub(in crate::sentry) fn put_shown(&mut self, descriptor: u64, bytes: &[u8]) -> SyscallResult {
+    pub(in crate::sentry) fn put_shown(
+        &mut self,
+        descriptor: u64,
+        written: &StreamWrite<'_>,
+    ) -> SyscallResult {
         let (end, terminal) = self.end_of(descriptor)?;
         let terminal = terminal.ok_or(Errno::IO)?;
         let (master, id) = (end.master, end.id.ok_or(Errno::IO)?);
@@ -356,26 +361,29 @@ impl Sentry {
         {
             return Ok(stopped);
         }
-        let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done) as usize;
-        while done < bytes.len() {
-            let piece = &bytes[done..bytes.len().min(done + PIECE)];
+        let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        while !written.after(done).is_empty() {
+            let piece = written.after(done);
+            let piece = &piece[..piece.len().min(PIECE)];
             let terminal = self.terminal_mut(id)?;
             let (taken, signals) = terminal.take_piece(piece, master);
             let group = terminal.group;
-            done += taken;
+            done += taken as u64;
             // Of equal signals that no process could take meanwhile, one is pending.
             for signal in (1..=64).filter(|signal| signals & bit(*signal) != 0) {
                 self.change().signal_group(group, signal.into());
             }
             if taken < piece.len() {
-                return self.wait_for(descriptor, OUT, done as u64);
+                return self.wait_for(descriptor, OUT, done);
             }
             let members = if signals == 0 { 0 } else { PROCESSES };
-            if self.is_spent(taken + members) && done < bytes.len() {
-                return Ok(self.pause(done as u64));
+            if self.is_spent(taken + members) && done < written.len {
+                return Ok(self.pause(done));
             }
         }
-        Ok(SyscallControl::Value(done as u64))
+        // Others run before the next part of a large write, which a signal ends as in Linux.
+        let continues = done < written.len && !self.has_signal();
+        Ok(if continues { self.pause(done) } else { SyscallControl::Value(done) })
     }
 
     /// `ioctl` on a terminal.
