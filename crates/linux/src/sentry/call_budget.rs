@@ -77,13 +77,16 @@ mod tests {
     use std::sync::Arc;
 
     use afresh_egress::EgressPolicy;
-    use afresh_files::{Budget, Tree};
+    use afresh_files::{Access, Budget, Node, Tree};
 
     use super::*;
     use crate::sentry::console::{Console, OutputFailure, RunControl};
+    use crate::sentry::kernel::fd_table::{Description, FileObject};
     use crate::sentry::kernel::signals::SignalInfo;
     use crate::sentry::kernel::state::Kernel;
     use crate::sentry::mm::layout::Layout;
+    use crate::sentry::syscalls::stream_write::StreamWrite;
+    use crate::sentry::tty::terminals::{Terminal, TerminalEnd};
 
     fn sentry() -> Sentry {
         let tree = Tree::new(Budget::default());
@@ -100,7 +103,9 @@ mod tests {
         assert_eq!(sentry.budget.looks, 4);
         sentry.deadline = Some(Instant::now());
         assert!(!sentry.is_spent(STEPS_PER_LOOK - 1), "it has not looked");
-        assert!(sentry.is_spent(1) && matches!(sentry.spend(usize::MAX), Err(SyscallError::Paused)));
+        assert!(
+            sentry.is_spent(1) && matches!(sentry.spend(usize::MAX), Err(SyscallError::Paused))
+        );
         let SyscallControl::Wait(wait) = sentry.pause(7) else { unreachable!() };
         assert_eq!((wait.done, wait.woken), (7, true));
     }
@@ -109,7 +114,8 @@ mod tests {
     fn a_call_ends_for_a_signal_that_ends_the_guest() {
         let mut sentry = sentry();
         let control = RunControl::new().unwrap();
-        let console = Console::new(Some(control.clone()), None, OutputFailure::default(), Tree::ROOT);
+        let console =
+            Console::new(Some(control.clone()), None, OutputFailure::default(), Tree::ROOT);
         sentry.console = Some(console);
         assert!(!sentry.is_spent(STEPS_PER_LOOK));
         // Its default action is to do nothing.
@@ -125,5 +131,29 @@ mod tests {
         sentry.change().send(None, SignalInfo::new(libc::SIGKILL as u8, 0, [0; 2], 0));
         sentry.change().current_mut().threads.current_mut().blocked = 0;
         assert!(sentry.is_spent(STEPS_PER_LOOK));
+    }
+
+    #[test]
+    fn a_large_write_to_a_terminal_ends_at_the_deadline_and_continues_after_its_bytes() {
+        let mut sentry = sentry();
+        let state = sentry.change();
+        let open = state.tree.open(Tree::ROOT, Access::reading()).unwrap();
+        let terminal = Terminal::new(Node(7));
+        state.terminals.add(0, Terminal { group: FIRST, ..terminal });
+        let end = TerminalEnd { id: Some(0), master: true, hung: false, open };
+        let object = FileObject::Terminal(end);
+        let number = state.table.add(Description::new(object, libc::O_RDWR), false).ok().unwrap();
+        // Each byte is a signal to the group.
+        let bytes = vec![3; 1 << 20];
+        let written = StreamWrite::whole(&bytes);
+        sentry.deadline = Some(Instant::now());
+        let outcome = sentry.put_shown(number.into(), &written);
+        let Ok(SyscallControl::Wait(wait)) = outcome else { panic!("{outcome:?}") };
+        assert!(wait.woken && (1..1 << 14).contains(&wait.done), "{wait:?}");
+        (sentry.deadline, sentry.resumed) = (None, Some(wait));
+        let outcome = sentry.put_shown(number.into(), &written);
+        assert!(matches!(outcome, Ok(SyscallControl::Value(0x10_0000))), "{outcome:?}");
+        let thread = sentry.state.current().threads.current();
+        assert_eq!((thread.pending.set(), thread.pending.came), (1 << (libc::SIGINT - 1), 1));
     }
 }

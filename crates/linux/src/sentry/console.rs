@@ -97,7 +97,7 @@ impl RunControl {
         let _ = write(&self.0.wake, &1u64.to_ne_bytes());
     }
 
-    /// The signals that the run has not taken, as a set.
+    /// Signals in the queue, as a set.
     fn pending_signals(&self) -> u64 {
         if !self.0.filled.load(Ordering::Acquire) {
             return 0;

@@ -3,6 +3,7 @@
 //! As in Linux (`N_TTY`), without delays, upper case and printed erasure, which no terminal of
 //! today needs.
 
+use crate::sentry::kernel::signals::bit;
 use crate::sentry::tty::terminals::{MAX_UNREAD_OUTPUT, TYPED, Terminal, Termios};
 
 /// Maximum bytes that one byte of output becomes.
