@@ -39,7 +39,7 @@ pub(in crate::sentry) fn writes(protection: u64) -> bool {
 
 impl Kernel {
     /// Files of shared mappings of any process.
-    fn mapped_files(&self) -> Vec<Node> {
+    fn mapped_files(&self) -> BTreeSet<Node> {
         let layouts = std::iter::once(&self.layout).chain(self.processes.layouts());
         layouts.flat_map(Layout::shared).map(|shared| shared.share.node).collect()
     }
@@ -58,6 +58,19 @@ impl Kernel {
             for SharedMapping { range, share, .. } in layout.shared() {
                 let (from, to) = (share.offset(range.start), share.offset(range.end));
                 mapped.entry(share.node).or_default().insert(from..to);
+            }
+        }
+        mapped
+    }
+
+    /// The parts of one file that some process shares.
+    fn mapped_parts_of(&self, node: Node) -> Ranges {
+        let mut mapped = Ranges::default();
+        for layout in std::iter::once(&self.layout).chain(self.processes.layouts()) {
+            for SharedMapping { range, share, .. } in layout.shared() {
+                if share.node == node {
+                    mapped.insert(share.offset(range.start)..share.offset(range.end));
+                }
             }
         }
         mapped
@@ -86,7 +99,7 @@ impl Kernel {
         if change.filled.is_empty() && change.freed.is_empty() {
             return;
         }
-        let mapped = self.mapped_parts().remove(&node).unwrap_or_default();
+        let mapped = self.mapped_parts_of(node);
         let bytes = |ranges: &Ranges| bytes_beside(ranges.iter().collect(), &mapped);
         let all = self.shared_bytes.saturating_add(bytes(&change.filled));
         self.shared_bytes = all.saturating_sub(bytes(&change.freed));
@@ -168,10 +181,33 @@ impl Sentry {
         Ok(())
     }
 
+    /// Makes files live that are mapped, so that guest processes can write them.
+    pub(in crate::sentry) fn make_all_live(&mut self, nodes: BTreeSet<Node>) -> Result<(), Errno> {
+        let new: Vec<Node> =
+            nodes.into_iter().filter(|node| !self.shared.is_written(*node)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        // Once for all of them.
+        let mut mapped = self.state.mapped_parts();
+        let layout = &self.state.layout;
+        let room = layout.limit().saturating_sub(layout.bytes_everywhere());
+        for node in new {
+            let before = !self.shared.has(node);
+            let (parts, room) = match before {
+                true => (mapped.remove(&node).unwrap_or_default(), room),
+                false => (Ranges::default(), 0),
+            };
+            self.shared.add(&self.state.tree, node, true, &parts, room)?;
+            self.unattached |= before && self.state.shares.contains(&node);
+        }
+        Ok(())
+    }
+
     /// The mapped parts of a file, with `range`, and the memory that the limit leaves for its other
     /// bytes.
     fn room_beside(&self, node: Node, range: Range<u64>) -> (Ranges, u64) {
-        let mut mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
+        let mut mapped = self.state.mapped_parts_of(node);
         let new = bytes_beside(vec![range.clone()], &mapped);
         mapped.insert(range);
         let layout = &self.state.layout;
@@ -250,7 +286,7 @@ impl Sentry {
     /// Makes a file live that a call has changed, also beyond the memory limit: the call is done.
     /// The memory counts.
     fn show_change(&mut self, node: Node) -> Result<(), PlatformError> {
-        let mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
+        let mapped = self.state.mapped_parts_of(node);
         self.shared
             .add(&self.state.tree, node, false, &mapped, u64::MAX)
             .map_err(|error| PlatformError::kernel("making shared memory", error))?;

@@ -8,7 +8,7 @@
 
 mod calls;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use afresh_files::{Node, Tree};
 use rustix::io::Errno;
@@ -79,7 +79,7 @@ impl SharedSegments {
     }
 
     /// Drops those that are removed and not among the `mapped`, and releases their files.
-    pub(in crate::sentry) fn drop_unmapped(&mut self, mapped: &[Node], tree: &mut Tree) {
+    pub(in crate::sentry) fn drop_unmapped(&mut self, mapped: &BTreeSet<Node>, tree: &mut Tree) {
         self.list.retain(|_, segment| {
             let lasts = !segment.removed || mapped.contains(&segment.node);
             if !lasts {

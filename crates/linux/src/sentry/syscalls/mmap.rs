@@ -364,8 +364,8 @@ impl Sentry {
             let end = start.saturating_add(len);
             let shared = self.state.layout.shared().into_iter();
             let touched = shared.filter(|s| s.range.start < end && start < s.range.end);
-            let nodes: Vec<_> = touched.map(|shared| shared.share.node).collect();
-            nodes.into_iter().try_for_each(|node| self.make_live(node, 0..0, true))?;
+            let nodes = touched.map(|shared| shared.share.node).collect();
+            self.make_all_live(nodes)?;
             if self.unattached {
                 self.count_shared()?;
             }
