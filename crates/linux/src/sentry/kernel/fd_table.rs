@@ -1,6 +1,7 @@
 //! Descriptors: small numbers for open files, which several of them may share.
 
 mod closing;
+mod holders;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -192,6 +193,10 @@ pub(crate) struct FdTable {
     /// Those of the other processes.
     others: BTreeMap<u32, BTreeMap<u32, Descriptor>>,
     descriptions: BTreeMap<u64, Description>,
+    /// Descriptors of each description, of all processes and in flight.
+    holders: BTreeMap<u64, u32>,
+    /// Descriptions that watch files.
+    watching: BTreeSet<u64>,
     next: u64,
     /// Numbers that the current process may have descriptors of.
     room: u32,
@@ -215,6 +220,8 @@ impl FdTable {
             descriptors,
             others,
             descriptions: BTreeMap::new(),
+            holders: BTreeMap::new(),
+            watching: BTreeSet::new(),
             next: 0,
             room: DESCRIPTORS,
             carried: InFlightFds::default(),
@@ -233,6 +240,7 @@ impl FdTable {
             table.descriptors.insert(number as u32, descriptor);
             table.next = number as u64 + 1;
         }
+        table.count_holders();
         table
     }
 
@@ -269,14 +277,12 @@ impl FdTable {
         }
         let descriptors = others.remove(&own).unwrap_or_default();
         let last = descriptions.keys().next_back().copied().unwrap_or_default();
-        (fits && last < next).then_some(Self {
-            descriptors,
-            others,
-            descriptions,
-            next,
-            room: DESCRIPTORS,
-            carried,
-        })
+        let (holders, watching) = (BTreeMap::new(), BTreeSet::new());
+        let room = DESCRIPTORS;
+        let mut table =
+            Self { descriptors, others, descriptions, holders, watching, next, room, carried };
+        table.count_holders();
+        (fits && last < next).then_some(table)
     }
 
     /// Whether it has no more than a guest may have.
@@ -350,8 +356,20 @@ impl FdTable {
         self.check_all(self.descriptors.len())
     }
 
+    /// As [`FdTable::check_fork`], where the parent gets a descriptor of the process.
+    pub(in crate::sentry) fn check_described_fork(&self) -> Result<(), Errno> {
+        self.check_room()?;
+        self.check_all(self.descriptors.len() + 1)
+    }
+
     fn free(&self, from: u32) -> Result<u32, Errno> {
         self.check_all(1)?;
+        // Without gaps, the number behind the last is the first.
+        let len = self.descriptors.len() as u32;
+        let last = self.descriptors.last_key_value().map_or(0, |(number, _)| number + 1);
+        if last == len && from <= len && len < self.room {
+            return Ok(len);
+        }
         let taken = self.descriptors.range(from..).map(|(number, _)| *number);
         let first =
             from + taken.zip(from..).take_while(|(number, next)| number == next).count() as u32;
@@ -360,7 +378,11 @@ impl FdTable {
 
     /// Whether a further descriptor fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
-        self.free(0)?;
+        self.check_all(1)?;
+        // Fewer descriptors than numbers leave one free.
+        if self.descriptors.len() >= self.room as usize {
+            self.free(0)?;
+        }
         if self.descriptions.len() < MAX_DESCRIPTIONS { Ok(()) } else { Err(Errno::NFILE) }
     }
 
@@ -376,7 +398,11 @@ impl FdTable {
         };
         let id = self.next;
         self.next += 1;
+        if matches!(description.open, FileObject::Watches(_)) {
+            self.watching.insert(id);
+        }
         self.descriptions.insert(id, description);
+        self.hold(id);
         self.descriptors.insert(number, Descriptor { description: id, close_on_exec });
         Ok(number)
     }
@@ -415,30 +441,14 @@ impl FdTable {
     fn alias(&mut self, old: u64, new: u32, close_on_exec: bool) -> Result<u32, Errno> {
         let description = self.descriptors.get(&(old as u32)).ok_or(Errno::BADF)?.description;
         self.descriptors.insert(new, Descriptor { description, close_on_exec });
+        self.hold(description);
         Ok(new)
     }
 
     /// Closes a descriptor. Returns the object whose last descriptor it was.
     pub(crate) fn close(&mut self, descriptor: u64) -> Result<Option<Description>, Errno> {
         let gone = self.descriptors.remove(&(descriptor as u32)).ok_or(Errno::BADF)?;
-        let mut all =
-            self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
-        if all.any(|d| d.description == gone.description) || self.carried.has(gone.description) {
-            return Ok(None);
-        }
-        Ok(self.descriptions.remove(&gone.description))
-    }
-
-    /// Closes many descriptors at the cost of one. Returns the objects whose last descriptors they
-    /// were.
-    fn close_all(&mut self, descriptors: &[u64]) -> Vec<Description> {
-        let closed = descriptors.iter().filter_map(|n| self.descriptors.remove(&(*n as u32)));
-        let closed: BTreeSet<u64> = closed.map(|descriptor| descriptor.description).collect();
-        let others = self.others.values().flat_map(|others| others.values());
-        let all = self.descriptors.values().chain(others);
-        let open: BTreeSet<u64> = all.map(|descriptor| descriptor.description).collect();
-        let gone = closed.difference(&open).filter(|id| !self.carried.has(**id));
-        gone.filter_map(|id| self.descriptions.remove(id)).collect()
+        Ok(self.release(gone.description))
     }
 
     /// Descriptors in flight between processes.
@@ -450,7 +460,9 @@ impl FdTable {
     pub(in crate::sentry) fn carry(&mut self, descriptors: &[u64]) -> Result<u64, Errno> {
         let descriptions = descriptors.iter().map(|descriptor| self.id(*descriptor));
         let descriptions = descriptions.collect::<Result<Vec<_>, _>>()?;
-        self.carried.add(descriptions)
+        let parcel = self.carried.add(descriptions.clone())?;
+        descriptions.into_iter().for_each(|id| self.hold(id));
+        Ok(parcel)
     }
 
     /// Descriptors for received descriptions, at most `room`, the objects that were closed, and
@@ -467,6 +479,7 @@ impl FdTable {
             let Ok(number) = self.free(0) else { break };
             self.descriptors
                 .insert(number, Descriptor { description: *description, close_on_exec });
+            self.hold(*description);
             numbers.push(number);
         }
         let cut = numbers.len() < list.len();
@@ -487,6 +500,7 @@ impl FdTable {
             let Ok(number) = self.free(0) else { break };
             let descriptor = Descriptor { description: *description, close_on_exec };
             self.descriptors.insert(number, descriptor);
+            self.hold(*description);
             numbers.push(number);
         }
         let cut = numbers.len() < list.len();
@@ -497,19 +511,6 @@ impl FdTable {
     pub(in crate::sentry) fn drop_parcel(&mut self, parcel: u64) -> Vec<Description> {
         let list = self.carried.take(parcel);
         self.unused(list)
-    }
-
-    /// Takes out those of the descriptions that are open nowhere.
-    fn unused(&mut self, list: Vec<u64>) -> Vec<Description> {
-        let mut gone = Vec::new();
-        for id in list {
-            let mut all =
-                self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
-            if !all.any(|d| d.description == id) && !self.carried.has(id) {
-                gone.extend(self.descriptions.remove(&id));
-            }
-        }
-        gone
     }
 
     pub(crate) fn closes_on_exec(&self, descriptor: u64) -> Result<bool, Errno> {
@@ -535,12 +536,15 @@ impl FdTable {
 
     /// Gives process `id` descriptors like the current ones.
     pub(in crate::sentry) fn fork(&mut self, id: u32) {
+        let own: Vec<u64> = self.descriptors.values().map(|own| own.description).collect();
+        own.into_iter().for_each(|id| self.hold(id));
         self.others.insert(id, self.descriptors.clone());
     }
 
     /// Removes process `id`, which has closed all its descriptors.
     pub(in crate::sentry) fn drop_process(&mut self, id: u32) {
-        self.others.remove(&id);
+        let left = self.others.remove(&id);
+        debug_assert!(left.is_none_or(|left| left.is_empty()), "its descriptors are counted");
     }
 
     /// Descriptors that are closed when another program runs.
@@ -572,13 +576,15 @@ mod tests {
             .map(|number| (number, Descriptor { description: 3, close_on_exec: false }))
             .collect();
         table.others.insert(9, all);
+        table.count_holders();
         assert_eq!((table.check_fork(), table.check_room()), (Err(Errno::NFILE), Ok(())));
         assert_eq!((table.duplicate(3, 8, false), table.replace(3, 7, false).err()), (Ok(8), None));
         assert_eq!(table.duplicate(3, 0, false), Err(Errno::NFILE));
         assert_eq!(table.replace(3, 20, false).err(), Some(Errno::NFILE));
         // Another process has it open.
         assert_eq!(table.close_all(&[3, 7, 8, 99]), []);
-        table.drop_process(9);
+        table.others.remove(&9);
+        table.count_holders();
         let last = table.duplicate(0, 5, false).unwrap();
         assert!(table.close_all(&[0]).is_empty() && table.close_all(&[u64::from(last)]).len() == 1);
         let many = (10..MAX_DESCRIPTIONS as u64 + 10)

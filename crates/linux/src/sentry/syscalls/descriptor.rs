@@ -5,6 +5,9 @@ use rustix::io::Errno;
 use crate::sentry::Sentry;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
+/// Descriptors that `close_range` closes before it looks whether it has to end.
+const CLOSED_TOGETHER: usize = 256;
+
 impl Sentry {
     /// `dup(2)`, as on Linux.
     pub(in crate::sentry) fn sys_dup(&mut self, old: u64) -> SyscallResult {
@@ -78,9 +81,14 @@ impl Sentry {
             numbers.into_iter().try_for_each(|number| table.set_close_on_exec(number, true))?;
             return Ok(ZERO);
         }
-        self.closing(numbers.clone(), |sentry| {
-            sentry.change().close_all(&numbers);
-            Ok(ZERO)
-        })
+        for part in numbers.chunks(CLOSED_TOGETHER) {
+            self.closing(part.to_vec(), |sentry| {
+                sentry.change().close_all(part);
+                Ok(ZERO)
+            })?;
+            // Each of them is an event of watchers.
+            self.spend(part.len() * (1 + self.state.watchers as usize))?;
+        }
+        Ok(ZERO)
     }
 }

@@ -65,7 +65,7 @@ impl Sentry {
             if flags & libc::CLONE_PARENT_SETTID != 0 {
                 return Err(Errno::INVAL.into());
             }
-            self.state.table.check_room()?;
+            self.state.table.check_described_fork()?;
         }
         let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
         if base.is_some_and(|base| base >= GUEST.end) {
@@ -96,7 +96,8 @@ impl Sentry {
             let _ = process.write(parent, &id.to_le_bytes())?;
         }
         let mut descriptor = None;
-        if described && let SyscallControl::Value(number) = self.sys_pidfd_open(id.into(), 0)? {
+        // There is room: an error would leave a child without a process of the host.
+        if described && let Ok(SyscallControl::Value(number)) = self.sys_pidfd_open(id.into(), 0) {
             let _ = process.write(parent, &(number as u32).to_le_bytes())?;
             descriptor = Some(number);
         }

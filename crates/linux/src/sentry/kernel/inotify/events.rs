@@ -5,17 +5,13 @@ use std::sync::Arc;
 use afresh_files::{Kind, Node, ResolvedName};
 
 use super::{Inotify, MAX_INSTANCES, WATCHES};
-use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::fd_table::Description;
 use crate::sentry::kernel::state::Kernel;
 
 impl Kernel {
     /// Notifies all watchers.
-    fn for_each(&mut self, mut each: impl FnMut(&mut Inotify)) {
-        for description in self.table.descriptions_mut() {
-            if let FileObject::Watches(watches) = &mut description.open {
-                each(watches);
-            }
-        }
+    fn for_each(&mut self, each: impl FnMut(&mut Inotify)) {
+        self.table.for_each_watching(each);
     }
 
     fn kind_bit(&self, node: Node) -> u32 {
@@ -134,23 +130,17 @@ impl Kernel {
 
     /// Counts the watching descriptors from their descriptions.
     pub(in crate::sentry) fn count_watchers(&mut self) {
-        let watches = |(_, d): &(u64, &Description)| matches!(d.open, FileObject::Watches(_));
-        self.watchers = self.table.descriptions().filter(watches).count() as u32;
+        self.watchers = self.table.watching().count() as u32;
     }
 
     /// Watches of all descriptors.
     pub(in crate::sentry) fn all_watches(&self) -> usize {
-        let counts = self.table.descriptions().map(|(_, description)| match &description.open {
-            FileObject::Watches(watches) => watches.list.len(),
-            _ => 0,
-        });
-        counts.sum()
+        self.table.watching().map(|watches| watches.list.len()).sum()
     }
 
     /// Whether there are no more watches and descriptors of them than a guest may have.
     pub(in crate::sentry) fn are_watches_bounded(&self) -> bool {
-        let watches = |(_, d): &(u64, &Description)| matches!(d.open, FileObject::Watches(_));
-        let descriptors = self.table.descriptions().filter(watches).count();
+        let descriptors = self.table.watching().count();
         descriptors <= MAX_INSTANCES as usize && self.all_watches() <= WATCHES
     }
 }
