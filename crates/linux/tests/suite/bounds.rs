@@ -101,6 +101,18 @@ def selects():
     for _ in range(10): threading.Thread(target=wait, daemon=True).start()
     while len(failed) < 4: time.sleep(0.01)
     return failed
+def pairs():
+    # A pair of sockets takes two channels, or none.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 14, 1 << 14))
+    kept = [os.pipe() for _ in range(4095)]
+    return [error(socket.socketpair), error(os.pipe), error(os.pipe)]
+def peeked():
+    a, b = socket.socketpair(); a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20); a.setblocking(False)
+    sent, room = a.send(bytes(4 << 20)), ctypes.create_string_buffer(4 << 20)
+    vector = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(room), len(room)))
+    head = struct.pack("=QIIQQQQIIII", 0, 0, 0, ctypes.addressof(vector), 1, 0, 0, 0, 0, 0, 0)
+    count = libc.recvmmsg(b.fileno(), ctypes.create_string_buffer(head * 64), 64, socket.MSG_PEEK, None)
+    return [sent >= 1 << 20, (8 << 20) <= sent * count < (8 << 20) + sent]
 for line in sys.stdin:
     print(globals()[line.strip()](), flush=True)
 "#;
@@ -122,6 +134,8 @@ fn the_sentry_bounds_what_it_keeps_for_a_guest() {
         ("unserved", "None"),
         // 1024 of 64 KiB, and then pages.
         ("channels", "[4096, 'EMFILE', 79691776, 'ENFILE']"),
+        ("pairs", "['ENFILE', None, 'EMFILE']"),
+        ("peeked", "[True, True]"),
         ("sparse", "True"),
         // 6 of 40,000 each.
         ("selects", "['ENOMEM', 'ENOMEM', 'ENOMEM', 'ENOMEM']"),

@@ -346,6 +346,11 @@ impl Channels {
         Some(id)
     }
 
+    /// Whether two further ones fit, of a connection.
+    pub(in crate::sentry) fn has_room_for_pair(&self) -> bool {
+        self.list.len() + 2 <= CHANNELS
+    }
+
     /// A channel with one end at the caller. A request may have any length.
     pub(crate) fn add_caller(&mut self, end: ChannelEnd, bytes: &[u8]) -> Option<u64> {
         let id = self.add()?;

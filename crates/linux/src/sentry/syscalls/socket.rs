@@ -106,7 +106,9 @@ impl Kernel {
     /// A connection of the caller to the listening socket, with a request. Its output is the call's
     /// answer.
     pub(crate) fn call_in(&mut self, request: &[u8]) -> bool {
-        let Some(to) = self.listener() else { return false };
+        let Some(to) = self.listener().filter(|_| self.channels.has_room_for_pair()) else {
+            return false;
+        };
         let Some(incoming) = self.channels.add_caller(ChannelEnd::Asks, request) else {
             return false;
         };
@@ -243,6 +245,9 @@ impl Sentry {
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
         let mate = self.state.own_credentials(EFFECTIVE);
         let state = self.change();
+        if !state.channels.has_room_for_pair() {
+            return Err(Errno::NFILE.into());
+        }
         let mut channel = || match datagrams {
             true => state.channels.add_inbox().ok_or(Errno::NFILE),
             false => state.channels.add().ok_or(Errno::NFILE),
