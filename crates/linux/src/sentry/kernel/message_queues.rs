@@ -150,6 +150,12 @@ impl MessageQueues {
         self.list.get(&id).is_none_or(|queue| queue.fits(len) && self.count() < MAX_MESSAGES)
     }
 
+    /// Messages and queues that an answer looks at, about a queue.
+    pub(in crate::sentry) fn looks(&self, id: u32) -> usize {
+        let messages = self.list.get(&id).map_or(0, |queue| queue.messages.len());
+        2 * messages + self.list.len()
+    }
+
     /// Whether a wait for a message is over.
     pub(in crate::sentry) fn has_message(&self, id: u32, wanted: WantedMessage) -> bool {
         self.list.get(&id).is_none_or(|queue| queue.find(wanted).is_some())

@@ -121,6 +121,11 @@ impl ProcessTable {
         self.current.info.id
     }
 
+    /// The number of processes, live ones and zombies.
+    pub(in crate::sentry) fn len(&self) -> usize {
+        1 + self.others.len() + self.ended.len()
+    }
+
     /// The processes that live; the current one is the last.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Process> + '_ {
         self.others.values().chain([&self.current])

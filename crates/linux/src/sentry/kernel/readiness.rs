@@ -163,7 +163,7 @@ impl Kernel {
                 SocketState::Refused(_) => (IN | OUT | ERR | HUP, 1),
                 SocketState::Datagrams { .. } => self.mail_readiness(socket),
                 SocketState::Listening(queue) => {
-                    let room = queue.len() <= socket.backlog as usize;
+                    let room = queue.len() <= socket.backlog_len();
                     let (mut ready, mut late) = (false, 0);
                     for at in self.acceptable(queue, streams.clock.now()) {
                         ready = true;
@@ -253,7 +253,7 @@ impl Kernel {
         now: MonotonicTime,
         sets: &mut ReadySets,
     ) -> bool {
-        sets.count(wait.reason.looks());
+        sets.count(wait.reason.looks() + self.looks_beside(&wait.reason));
         if wait.woken || wait.until.is_some_and(|until| until <= now) {
             return true;
         }
@@ -280,6 +280,17 @@ impl Kernel {
                     ready.is_none_or(|(ready, _)| ready & (events | ALWAYS) != 0)
                 })
             }
+        }
+    }
+
+    /// Messages and processes that an answer looks at, whether a wait is over.
+    fn looks_beside(&self, reason: &WaitReason) -> usize {
+        match reason {
+            // The queue of a wait for room, and the lengths of all; the messages of one are looked
+            // at twice.
+            WaitReason::MessageRoom(id, _) | WaitReason::Message(id, _) => self.queues.looks(*id),
+            WaitReason::Children(_) => 3 * self.processes.len(),
+            _ => 0,
         }
     }
 

@@ -97,14 +97,14 @@ impl FutexKey {
 }
 
 impl WaitReason {
-    /// Items that an answer looks at in addition to sets, whether the wait is over: at most about
-    /// so many.
+    /// Items that an answer looks at in addition to sets, messages and processes, whether the wait
+    /// is over: at most about so many.
     pub(in crate::sentry) fn looks(&self) -> usize {
         match self {
             Self::Files(list) => list.len(),
             Self::Semaphores(_, operations) => operations.len(),
-            // All locks, or all messages of a queue.
-            Self::Lock(_) | Self::Message(..) => MAX_OPERATIONS,
+            // All locks.
+            Self::Lock(_) => MAX_OPERATIONS,
             _ => 1,
         }
     }

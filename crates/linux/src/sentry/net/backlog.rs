@@ -60,7 +60,7 @@ impl Kernel {
         if socket.is_local() {
             return;
         }
-        let first = queue.iter().take(socket.backlog as usize + 1);
+        let first = queue.iter().take(socket.backlog_len() + 1);
         let first: Vec<u64> = first.map(|arrival| arrival.outgoing).collect();
         first.into_iter().for_each(|from| self.line_is_made(from));
     }

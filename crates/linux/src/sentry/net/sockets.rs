@@ -154,6 +154,12 @@ impl Socket {
         Self { own: own.clone(), peer, stage, ..Self::new(own.family()) }
     }
 
+    /// Connections that wait to be accepted beyond the first, as `listen` bounds them: a snapshot
+    /// may claim more.
+    pub(in crate::sentry) fn backlog_len(&self) -> usize {
+        (self.backlog as usize).min(BACKLOG - 1)
+    }
+
     /// Whether a guest could have made it.
     pub(crate) fn is_sound(&self) -> bool {
         let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];

@@ -97,13 +97,13 @@ impl Sentry {
         }
         // A local listener has no more connections waiting than it asked for.
         if let (true, SocketState::Listening(queue)) = (listener.is_local(), &listener.stage)
-            && queue.len() > listener.backlog as usize
+            && queue.len() > listener.backlog_len()
         {
             return self.wait_to_connect(descriptor, to);
         }
         // One over IP waits to be established then.
         let pending = match &listener.stage {
-            SocketState::Listening(queue) => queue.len() > listener.backlog as usize,
+            SocketState::Listening(queue) => queue.len() > listener.backlog_len(),
             _ => false,
         };
         let deferred = listener.options.number(libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);

@@ -97,9 +97,9 @@ impl Sentry {
             let inherited = self.state.inheritance(directory, mode, false)?;
             let state = self.change();
             let node = state.tree.create_unnamed(inherited.mode, now)?;
-            state.own_new(node)?;
             let open = state
-                .set_inherited(node, &inherited)
+                .own_new(node)
+                .and_then(|()| state.set_inherited(node, &inherited))
                 .and_then(|()| Ok(state.tree.open(node, access)?));
             state.tree.release(node);
             return self.add(FileObject::File(open?), flags);
