@@ -173,7 +173,9 @@ impl Sentry {
     ) -> Result<SignalDelivery, PlatformError> {
         match self.take_signals(process, interrupted) {
             Ok(taken) => Ok(taken),
-            Err(SyscallError::Errno(_) | SyscallError::Paused) => Ok(SignalDelivery::Ends(End::Signal(libc::SIGSEGV))),
+            Err(SyscallError::Errno(_) | SyscallError::Paused) => {
+                Ok(SignalDelivery::Ends(End::Signal(libc::SIGSEGV)))
+            }
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }

@@ -109,7 +109,10 @@ mod tests {
         assert_eq!(cut(&pieces, 25, 9), []);
         assert_eq!(cut(&pieces, 99, 9), []);
         let part = StreamWrite { bytes: vec![4, 5, 6].into(), start: 4, len: 9 };
-        assert_eq!((part.after(4), part.after(6), part.after(9)), (&[4, 5, 6][..], &[6][..], &[][..]));
+        assert_eq!(
+            (part.after(4), part.after(6), part.after(9)),
+            (&[4, 5, 6][..], &[6][..], &[][..])
+        );
         let whole = StreamWrite::whole(&[1, 2]);
         assert_eq!((whole.after(1), whole.len), (&[2][..], 2));
     }

@@ -41,9 +41,8 @@ impl Process {
 
     /// Whether a signal that it has, or one of `more`, ends it as soon as a thread takes it.
     fn is_dying(&self, more: u64) -> bool {
-        let came = |thread: &Thread| {
-            (thread.pending.set() | self.pending.set() | more) & !thread.blocked
-        };
+        let came =
+            |thread: &Thread| (thread.pending.set() | self.pending.set() | more) & !thread.blocked;
         let came = self.threads.iter().fold(0, |set, (_, thread)| set | came(thread));
         (1..=64).any(|n| came & bit(n) != 0 && self.fate(n) == DefaultAction::Deadly)
     }
