@@ -33,6 +33,8 @@ use rustix::io::Errno;
 use host::{open_directory, open_root, parent, remove};
 use staged_files::{StagedFiles, below};
 
+use crate::output::one_line;
+
 /// Paths that an error names.
 const MAX_NAMED: usize = 20;
 
@@ -135,7 +137,9 @@ pub(crate) fn write_back(
 fn apply(top: &Path, mut staged: StagedFiles, changes: &[FileChange]) -> Vec<String> {
     let mut failures = Vec::new();
     let mut report = |path: &Path, error: &dyn std::fmt::Display| {
-        failures.push(format!("{} ({error})", top.join(path).display()));
+        // The guest chose the names of files and of attributes.
+        let (path, error) = (top.join(path).display().to_string(), error.to_string());
+        failures.push(format!("{} ({})", one_line(&path), one_line(&error)));
     };
     // Directories become empty first, and exist before what is in them.
     for change in changes.iter().rev().filter(|change| change.change == Change::Removed) {

@@ -27,9 +27,9 @@ fn holes_stay_holes_and_other_nodes_than_files_are_reported_after_all_files() {
     after.write(node, 1 << 33, b"last", now).unwrap();
     after.set_size(node, 1 << 35, now).unwrap();
     let above = after.find(inside("")).unwrap();
-    after.create(above, b"a-pipe", New::Device(1), 0o600, now).unwrap();
-    let told = write(&top, &before, &after).unwrap_err();
-    assert!(told.contains("a-pipe (Device)"), "{told}");
+    after.create(above, b"a\npipe", New::Device(1), 0o600, now).unwrap();
+    let message = write(&top, &before, &after).unwrap_err();
+    assert!(message.contains("a\\u000apipe (Device)"), "{message}");
     let stat = std::fs::metadata(top.join("holes")).unwrap();
     assert_eq!(stat.len(), 1 << 35);
     assert!(stat.blocks() * 512 < 1 << 20, "{}", stat.blocks());
