@@ -43,9 +43,9 @@ use crate::service::{Audience, Phase, ServerState};
 /// Bytes that pass through hyper alone cost more than with 64 KiB: 256 MiB that are uploaded 14 ms
 /// of CPU time (18 % of client and server), and downloads in the pieces of files nothing.
 const MAX_HEAD_BYTES: usize = 16 << 10;
-/// Bytes of an answer that the kernel holds for a client that does not read, of which it counts
-/// twice as many. Without a limit they grow to 4 MiB, and those of all connections together can
-/// take the host's memory for TCP.
+/// Bytes of an answer that the kernel holds for a client that does not read. It counts each twice.
+/// Without a limit they grow to 4 MiB, and those of all connections together can take the host's
+/// memory for TCP.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -30,7 +30,7 @@ const MAX_DEBTORS: usize = 1024;
 const UNCHARGED_TIME: Duration = Duration::from_millis(100);
 /// Maximum time for which the place of an ended call is held.
 const MAX_HOLD: Duration = Duration::from_millis(10);
-/// CPU time by which a tenant may be ahead of those that wait, and still hold a place. Running calls
+/// A tenant may be this much CPU time ahead of those that wait, and still hold a place. Running calls
 /// of the others are charged with a delay, which is shorter.
 const HOLD_LEAD: Duration = Duration::from_millis(20);
 
@@ -145,14 +145,14 @@ impl SchedulerState {
     }
 
     /// Places that are held for the next calls of tenants. One place is left for all others.
-    fn held(&self, now: Instant) -> usize {
+    fn held_places(&self, now: Instant) -> usize {
         let held = self.tenants.values().filter(|tenant| tenant.holds(now)).count();
         held.min(self.places - 1)
     }
 
     /// The tenant whose waiting call gets a place now.
     fn next(&self, now: Instant) -> Option<Arc<str>> {
-        let has_free = self.running + self.held(now) < self.places + self.extra;
+        let has_free = self.running + self.held_places(now) < self.places + self.extra;
         let waiting = self.tenants.iter().filter(|(_, tenant)| !tenant.waiting.is_empty());
         let allowed = waiting.filter(|(_, tenant)| has_free || tenant.running == 0);
         let order = |tenant: &TenantState| match is(Bug::TenantOrder) {
@@ -419,7 +419,7 @@ mod tests {
             state.hold(&name(tenant), 1, WORK, now);
             state.leave(&name(tenant));
         }
-        assert_eq!(state.held(now), 1);
+        assert_eq!(state.held_places(now), 1);
         state.leave(&name("flood"));
         state.dispatch(now);
         assert_eq!(state.running, 1, "the flood has a place");
