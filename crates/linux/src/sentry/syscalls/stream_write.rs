@@ -73,8 +73,8 @@ impl Sentry {
         Ok(StreamWrite { bytes: bytes.into(), start, len })
     }
 
-    /// The bytes before the part of a write of `len` bytes that may find room now, and the length of
-    /// that part. Datagrams, counters and atomic writes are read whole.
+    /// The bytes before the part of a write of `len` bytes that may find room now, and the length
+    /// of that part. Datagrams, counters and atomic writes are read whole.
     fn part_of_write(&self, descriptor: u64, len: u64) -> SyscallResult<(u64, u64)> {
         let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
         let channel = match &self.state.table.get(descriptor)?.open {

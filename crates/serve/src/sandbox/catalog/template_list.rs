@@ -88,8 +88,8 @@ impl Sandboxes {
         self.templates.named(name).is_some()
     }
 
-    /// The origin of new sandboxes with this name. A template of the configuration comes first, then
-    /// a build or a snapshot, then the first template by the names of E2B for it.
+    /// The origin of new sandboxes with this name. A template of the configuration comes first,
+    /// then a build or a snapshot, then the first template by the names of E2B for it.
     pub(crate) async fn resolve(
         &self,
         tenant: &str,

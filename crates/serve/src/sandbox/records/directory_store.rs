@@ -64,8 +64,8 @@ impl DirectoryStore {
         changing.lock_owned().await
     }
 
-    /// Records a snapshot of `tenant` that `change` makes of those that are known, and whose names others lose.
-    /// `false` if it makes none.
+    /// Records a snapshot of `tenant` that `change` makes of those that are known, and whose names
+    /// others lose. `false` if it makes none.
     async fn assign(
         &self,
         tenant: &str,

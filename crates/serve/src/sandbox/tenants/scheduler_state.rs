@@ -5,9 +5,9 @@
 //! places and are not charged, such as saves that wait for a disk: they do not hold back the
 //! virtual time at which others begin.
 //!
-//! A tenant that calls steadily finds its place free. The place of its last call is held for the CPU
-//! time of that call, at most [`MAX_HOLD`], if the tenant has used no more than those that wait. A
-//! hold leaves at most half of one processor idle, and at least one place is never held.
+//! A tenant that calls steadily finds its place free. The place of its last call is held for the
+//! CPU time of that call, at most [`MAX_HOLD`], if the tenant has used no more than those that
+//! wait. A hold leaves at most half of one processor idle, and at least one place is never held.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const MAX_DEBTORS: usize = 1024;
 const UNCHARGED_TIME: Duration = Duration::from_millis(100);
 /// Maximum time for which the place of an ended call is held.
 const MAX_HOLD: Duration = Duration::from_millis(10);
-/// A tenant may be this much CPU time ahead of those that wait, and still hold a place. Running calls
-/// of the others are charged with a delay, which is shorter.
+/// A tenant may be this much CPU time ahead of those that wait, and still hold a place. Running
+/// calls of the others are charged with a delay, which is shorter.
 const HOLD_LEAD: Duration = Duration::from_millis(20);
 
 /// The places, the tenants that have them, and the calls that wait for one.
@@ -364,8 +364,8 @@ mod tests {
         }
     }
 
-    /// Two places, and three calls of a flood. One of them waits when a call of the quiet tenant ends,
-    /// after this CPU time.
+    /// Two places, and three calls of a flood. One of them waits when a call of the quiet tenant
+    /// ends, after this CPU time.
     fn hold_after(computed: Duration) -> (SchedulerState, Instant) {
         let (mut state, now) = (state(2), Instant::now());
         for tenant in ["flood", "flood", "quiet", "flood"] {
