@@ -1,6 +1,7 @@
 //! Runs a Linux program once, from its start to its end, and prints its output:
-//! `once [--dir DIR]… [--env NAME=VALUE]… [--seconds N] [--memory MIB] PROGRAM [ARGUMENT…]`. It
-//! exits as the program did; with 125, and the reason, if the program could not be run to its end.
+//! `once [--dir DIR]… [--env NAME=VALUE]… [--seconds N] [--memory MIB] [--user NUMBER] PROGRAM
+//! [ARGUMENT…]`. It exits as the program did; with 125, and the reason, if the program could not be
+//! run to its end.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
@@ -11,7 +12,8 @@ fn run() -> Result<u8, Box<dyn std::error::Error>> {
     use afresh_linux::{End, Program};
 
     let mut arguments = std::env::args().skip(1);
-    let (mut dirs, mut vars, mut seconds, mut memory) = (Vec::new(), Vec::new(), 60, 4096);
+    let (mut dirs, mut vars, mut user) = (Vec::new(), Vec::new(), None);
+    let (mut seconds, mut memory) = (60, 4096);
     let path = loop {
         let next = arguments.next().ok_or("a program is missing")?;
         let mut value = || arguments.next().ok_or(format!("{next} needs a value"));
@@ -20,12 +22,16 @@ fn run() -> Result<u8, Box<dyn std::error::Error>> {
             "--env" => vars.push(value()?),
             "--seconds" => seconds = value()?.parse()?,
             "--memory" => memory = value()?.parse::<u64>()?,
+            "--user" => user = Some(value()?.parse()?),
             _ => break next,
         }
     };
     let limit = Duration::from_secs(seconds);
     let mut program = Program::new(path).directory("/tmp").start_limit(limit);
     program = program.memory_limit(memory << 20);
+    if let Some(user) = user {
+        program = program.user(user, user);
+    }
     program = arguments.fold(program, Program::arg);
     program = dirs.into_iter().fold(program, Program::grant);
     for (name, value) in vars.iter().filter_map(|var| var.split_once('=')) {

@@ -25,7 +25,7 @@ use crate::base::Base;
 use crate::error::{CallError, FreezeError, Incompatible, ThawError};
 use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart, unstored_shares};
 use crate::instance::Instance;
-use crate::platform::{HostTraits, Registers, Segment, Segments};
+use crate::platform::{HostTraits, MappedMemory, Registers, Segment, Segments};
 use crate::program::Program;
 use crate::sentry::{
     Kernel, Layout, PROCESSES, PackedAdditions, PackedKernel, StoppedClock, damaged,
@@ -35,17 +35,19 @@ use crate::warm::Warm;
 
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-linux state 16";
+const ENGINE: &str = "afresh-linux state 17";
 /// The versions before. States of 11 have no [`PackedAdditions`] behind their header, and those of
 /// 12 no numbers of processes behind these. Text of 13 has no jumps to the code inside. In states
 /// of 14 the inode numbers of host files follow from their paths, and files have none behind them.
-/// Those of 15 have no users behind the numbers of processes: the guest is user 1000.
-const ENGINES_BEFORE: [&str; 5] = [
+/// Those of 15 have no users behind the numbers of processes: the guest is user 1000. In those of
+/// 16 reserved addresses have pages, and no root directories are behind the users.
+const ENGINES_BEFORE: [&str; 6] = [
     "afresh-linux state 11",
     "afresh-linux state 12",
     "afresh-linux state 13",
     "afresh-linux state 14",
     "afresh-linux state 15",
+    "afresh-linux state 16",
 ];
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
@@ -125,6 +127,9 @@ fn read_parts(decoder: &mut Decoder<'_>) -> Result<(Header, PackedAdditions), De
     if !decoder.rest().is_empty() {
         additions.users = decoder.decode()?;
     }
+    if !decoder.rest().is_empty() {
+        additions.roots = decoder.decode()?;
+    }
     match decoder.rest() {
         [] => Ok((header, additions)),
         _ => Err(DecodeError::Malformed("there are bytes after its end".to_owned())),
@@ -180,6 +185,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     encoder.encode(&additions).map_err(unwritten)?;
     encoder.encode(&additions.tunables).map_err(unwritten)?;
     encoder.encode(&additions.users).map_err(unwritten)?;
+    encoder.encode(&additions.roots).map_err(unwritten)?;
     let bytes = encoder.finish(|decoder| read_parts(decoder).map(drop)).map_err(unwritten)?;
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
@@ -314,7 +320,12 @@ fn check_memories(
     state.check_contexts(parts)?;
     let mapped = |(part, (_, layout)): (&&MemoryPart, (u32, &Layout))| {
         let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));
-        same_mappings(layout.own_mappings(live), segments)
+        let own = || layout.own_mappings(live);
+        // Reserved addresses had pages in older versions.
+        let mut stored = own().filter(|mapping| !mapping.reserved);
+        let parts = |mapping: MappedMemory| part.segments.within(mapping.range());
+        stored.all(|mapping| parts(mapping).all(|part| part.has_pages()))
+            && same_mappings(own().map(|m| (m.start, m.len, m.protection)), segments)
     };
     if parts.iter().zip(state.memories()).all(mapped) {
         Ok(())

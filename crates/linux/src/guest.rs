@@ -6,6 +6,7 @@
 mod caller_polls;
 mod cpu_budget;
 mod scheduler;
+mod sparse_memory;
 mod time_slice;
 
 use std::time::{Duration, Instant};
@@ -143,7 +144,7 @@ impl Guest {
                     let served = |guest: &mut Self| {
                         guest.sentry.served_fault(&mut guest.body.process, signal)
                     };
-                    match if called { None } else { served(self)? } {
+                    match if called || self.opens_block(signal)? { None } else { served(self)? } {
                         Some(end) => {
                             self.outlive(Some(StopReason::End(end, Trap::Stub)), deadline)?
                         }
@@ -177,7 +178,7 @@ impl Guest {
         self.sentry.deadline = Some(deadline);
         loop {
             self.sentry.pump();
-            let control = self.sentry.serve(&mut self.body.process, &call)?;
+            let control = self.serve_open(&mut call)?;
             self.sentry.note_call(&mut self.body.inside, &call, &control);
             match control {
                 SyscallControl::Value(value) if self.sentry.unattached => {

@@ -104,10 +104,11 @@ impl Object {
         }
     }
 
-    /// The file at a path of the guest.
-    fn find(tree: &Tree, path: &[u8]) -> Result<Self, WarmError> {
+    /// The file at a path from a root directory of the guest.
+    fn find(tree: &Tree, root: Node, path: &[u8]) -> Result<Self, WarmError> {
         let missing = |_| WarmError::NotFound(PathBuf::from(OsStr::from_bytes(path)));
-        let node = tree.find(path).map_err(missing)?;
+        let place = tree.walk(path, Walk::new(root).root(root)).map_err(missing)?;
+        let node = place.node().map_err(missing)?;
         let (head, size) = read_head(tree, node, path)?;
         Self::new(path, node, &head, size)
     }
@@ -130,7 +131,7 @@ pub(crate) struct Loadable {
 
 impl Loadable {
     fn new(
-        tree: &Tree,
+        (tree, root): (&Tree, Node),
         named: &[u8],
         real: Vec<u8>,
         program: Object,
@@ -138,7 +139,7 @@ impl Loadable {
     ) -> Result<Self, WarmError> {
         let path = program.path.as_os_str().as_bytes().to_vec();
         let name = program.elf.loader.as_deref().map(|name| name.as_os_str().as_bytes());
-        let loader = name.map(|name| Object::find(tree, name)).transpose()?;
+        let loader = name.map(|name| Object::find(tree, root, name)).transpose()?;
         let (args, env) = strings;
         let name = named.rsplit(|&byte| byte == b'/').next().unwrap_or_default().to_vec();
         Ok(Self { path, real, name, program, loader, args, env })
@@ -156,7 +157,7 @@ impl ExecCommand {
     /// script.
     pub(crate) fn find(self, state: &Kernel) -> Result<Loadable, Errno> {
         let Self { mut path, from, mut args, env } = self;
-        let (named, tree) = (path.clone(), &state.tree);
+        let (named, tree, from_root) = (path.clone(), &state.tree, (&state.tree, state.root()));
         if args.is_empty() {
             args.push(Vec::new());
         }
@@ -171,8 +172,9 @@ impl ExecCommand {
             let Some(line) = head.strip_prefix(b"#!") else {
                 let real = path_of_name(tree, place.directory, &place.name)?;
                 let program = Object::new(&path, node, &head, size);
-                let loadable = program
-                    .and_then(|program| Loadable::new(tree, &named, real, program, (args, env)));
+                let loadable = program.and_then(|program| {
+                    Loadable::new(from_root, &named, real, program, (args, env))
+                });
                 return loadable.map_err(|error| match error {
                     WarmError::NotFound(_) => Errno::NOENT,
                     _ => Errno::NOEXEC,
@@ -271,7 +273,7 @@ pub(crate) fn load(
         let program = Object::new(name, node, &head, size)?;
         let real = path_of_name(tree, found.directory, &found.name);
         let real = real.map_err(|_| WarmError::NotFound(path.to_path_buf()))?;
-        Loadable::new(tree, name, real, program, (args, env))?
+        Loadable::new((tree, Tree::ROOT), name, real, program, (args, env))?
     };
     guest.sentry.change().set_program(loadable.identity());
     // Limits hold from the program's first instruction on.

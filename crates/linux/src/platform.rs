@@ -51,7 +51,7 @@ pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use memory_accounting::is_memory_accounted;
 pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap, is_taken_for_restart};
-pub(crate) use segments::{Segment, Segments};
+pub(crate) use segments::{MappedMemory, Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE, WINDOW_LEN};
 pub(crate) use template::Origin;
 pub(crate) use trampoline::{

@@ -283,7 +283,8 @@ impl Program {
     }
 
     /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.
-    /// Addresses that it has only reserved (`PROT_NONE`) do not count, up to 64 GiB.
+    /// Addresses that it has only reserved (`PROT_NONE`) do not count. Of a mapping of 64 MiB or
+    /// more with `MAP_NORESERVE`, the blocks that it has touched do.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory = bytes;

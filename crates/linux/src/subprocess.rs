@@ -338,7 +338,8 @@ impl Subprocess {
         self.process.show(&shown, &parts)?;
         ranges.iter().for_each(|range| self.showing.remove(range));
         if let Some(held) = &mut self.held {
-            held.keep(&ground.image, parts.iter().map(Segment::pages));
+            let with_pages = parts.iter().filter(|part| part.has_pages());
+            held.keep(&ground.image, with_pages.map(Segment::pages));
         }
         Ok(segments.pages_of(ranges.iter()))
     }
@@ -450,7 +451,7 @@ impl Subprocess {
         let segments = old.place(layout.own_mappings(live));
         // Private pages, and unpopulated ones without an image.
         let mut taken = CapturedPages { gone: segments.without(&old), ..CapturedPages::default() };
-        for part in segments.iter() {
+        for part in segments.iter().filter(|part| part.has_pages()) {
             let own = self.process.private(part.range())?;
             let found = WrittenPages::new(self.contents(part.range()), own.clone(), &own);
             taken.take(&segments, part.range(), found, |range| self.blank(range))?;
@@ -459,7 +460,8 @@ impl Subprocess {
         let had = PageRange::new(0, image.pages());
         taken.gone = taken.gone.iter().filter_map(|run| run.intersect(had)).collect();
         taken.sort();
-        let closed = segments.iter().filter(|part| !part.allows(libc::PROT_READ));
+        let closed =
+            segments.iter().filter(|part| part.has_pages() && !part.allows(libc::PROT_READ));
         let closed: Vec<_> = closed.copied().collect();
         let image = self.opened(&closed, |body| {
             let mut slot = RemoteSlot::new(&image, Strategy::Auto, usize::MAX).map_err(failed)?;
@@ -473,27 +475,6 @@ impl Subprocess {
         Ok(ground)
     }
 
-    /// The parts of `range` that show contents of files.
-    pub(crate) fn contents(&self, range: Range<u64>) -> Vec<(Range<u64>, Contents)> {
-        let parts = match &self.base {
-            Some(_) => self.replaced.within(range),
-            // All that it shows was mapped since it began.
-            None => vec![range],
-        };
-        parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
-    }
-
-    /// The parts of `range` that show no image.
-    fn blank(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut blank = Ranges::default();
-        blank.insert(range.clone());
-        if let Some(base) = &self.base {
-            base.part.segments.within(range.clone()).for_each(|part| blank.remove(part.range()));
-            self.replaced.within(range).into_iter().for_each(|gone| blank.insert(gone));
-        }
-        blank.iter().collect()
-    }
-
     fn freeze_watched(
         &mut self,
         layout: &Layout,
@@ -504,10 +485,11 @@ impl Subprocess {
         let Some(base) = self.base.clone() else { return Err(PlatformError::Lost) };
         let old = &base.part.segments;
         let segments = old.place(layout.own_mappings(live));
-        let (disturbed, replaced) = (self.disturbed.clone(), self.replaced.clone());
+        let disturbed = self.disturbed.clone();
         // Later mappings and changes: populated pages, and the unpopulated ones of new memory.
         let mut taken = CapturedPages { gone: segments.without(old), ..CapturedPages::default() };
-        for part in disturbed.iter().flat_map(|range| segments.within(range)) {
+        let changed = |range| segments.within(range).filter(Segment::has_pages);
+        for part in disturbed.iter().flat_map(changed) {
             let held = self.process.populated(part.range())?;
             let contents = self.contents(part.range());
             let own = match contents.is_empty() {
@@ -515,12 +497,12 @@ impl Subprocess {
                 false => self.process.private(part.range())?,
             };
             let found = WrittenPages::new(contents, held, &own);
-            taken.take(&segments, part.range(), found, |range| replaced.within(range))?;
+            taken.take(&segments, part.range(), found, |range| self.blank(range))?;
         }
         taken.sort();
         let closed: Vec<_> = disturbed
             .iter()
-            .flat_map(|range| segments.within(range))
+            .flat_map(changed)
             .filter(|part| !part.allows(libc::PROT_READ))
             .collect();
         // Their writes were not noticed, or will be noticed anew, or they may not be written any

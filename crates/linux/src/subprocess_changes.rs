@@ -11,7 +11,9 @@ use std::sync::Arc;
 use afresh_sys::planted::{self, Bug};
 
 use crate::file_cache::MappedRange as Contents;
-use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
+use crate::platform::{
+    Call, Continuation, PlatformError, Segment, StubCommands, is_memory_accounted,
+};
 use crate::ranges::Ranges;
 use crate::sentry::{Change, Content, PAGE, StubCall};
 use crate::shared_memory_file::LiveMapping;
@@ -303,5 +305,27 @@ impl Subprocess {
             self.disturbed.insert(stray.range.clone());
             self.replaced.insert(stray.range);
         }
+    }
+
+    /// The parts of `range` that show contents of files.
+    pub(crate) fn contents(&self, range: Range<u64>) -> Vec<(Range<u64>, Contents)> {
+        let parts = match &self.base {
+            Some(_) => self.replaced.within(range),
+            // All that it shows was mapped since it began.
+            None => vec![range],
+        };
+        parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
+    }
+
+    /// The parts of `range` that show no image.
+    pub(crate) fn blank(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut blank = Ranges::default();
+        blank.insert(range.clone());
+        if let Some(base) = &self.base {
+            let shown = base.part.segments.within(range.clone()).filter(Segment::has_pages);
+            shown.for_each(|part| blank.remove(part.range()));
+            self.replaced.within(range).into_iter().for_each(|gone| blank.insert(gone));
+        }
+        blank.iter().collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Versions 11 to 16 of the state, frozen: the kernel state of a guest that was written when a
+//! Versions 11 to 17 of the state, frozen: the kernel state of a guest that was written when a
 //! version began is still read, and written byte for byte as then.
 //!
 //! The goldens in `tests/golden` are never written again. A change that makes these tests fail
@@ -18,12 +18,13 @@ use crate::program::Program;
 use crate::sentry::PackedAdditions;
 
 /// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock, a
-/// process in a user namespace, a process with an adjusted score, one of another user, and files of
-/// that user.
+/// process in a user namespace, a process with an adjusted score, one of another user, files of
+/// that user, and one with another root directory.
 const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
     cd /tmp/d; rm f; echo own >own; chown 33:44 own . ; unshare -U sleep 100000 & \
     (setpriv --reuid 33 --regid 44 --groups 44,5 sleep 100000 | cat) & \
+    chroot /usr /bin/sleep 100000 & \
     while read line; do echo $line; done";
 
 fn golden(engine: &str) -> PathBuf {
@@ -58,7 +59,7 @@ fn the_state_of_version_11_is_read_and_written_as_it_was() {
     let golden = golden_bytes(ENGINES_BEFORE[0]);
     let (header, rest): (Header, _) = postcard::take_from_bytes(&golden).unwrap();
     assert!(rest.is_empty());
-    check(&header);
+    check(&header, 5);
     assert!(postcard::to_allocvec(&header).unwrap() == golden, "the state has another form");
     let (_, additions) = read_header(&golden).unwrap();
     assert_eq!(
@@ -72,7 +73,7 @@ fn the_state_of_version_11_is_read_and_written_as_it_was() {
 fn the_state_of_version_12_is_read_and_written_as_it_was() {
     let golden = golden_bytes(ENGINES_BEFORE[1]);
     let (header, additions) = read_header(&golden).unwrap();
-    check(&header);
+    check(&header, 5);
     assert_eq!(additions.tunables, Default::default());
     let bytes = postcard::to_allocvec(&header).unwrap();
     let header_len = bytes.len();
@@ -86,7 +87,7 @@ fn the_state_of_version_12_is_read_and_written_as_it_was() {
 }
 
 #[test]
-fn the_states_of_versions_13_to_16_are_read_and_written_as_they_were() {
+fn the_states_of_versions_13_to_17_are_read_and_written_as_they_were() {
     write();
     ENGINES_BEFORE[2..].iter().copied().chain([ENGINE]).for_each(check_whole);
 }
@@ -94,7 +95,7 @@ fn the_states_of_versions_13_to_16_are_read_and_written_as_they_were() {
 fn check_whole(engine: &str) {
     let golden = golden_bytes(engine);
     let (header, additions) = read_header(&golden).unwrap();
-    check(&header);
+    check(&header, if engine == ENGINE { 6 } else { 5 });
     assert_ne!(additions.tunables, Default::default());
     let bytes = postcard::to_allocvec(&header).unwrap();
     let header_len = bytes.len();
@@ -102,23 +103,31 @@ fn check_whole(engine: &str) {
     let additions_len = bytes.len();
     let mut bytes = postcard::to_extend(&additions.tunables, bytes).unwrap();
     let tunables_len = bytes.len();
-    if engine == ENGINE {
+    let has_users = [ENGINES_BEFORE[5], ENGINE].contains(&engine);
+    if has_users {
         assert_ne!(additions.users, Default::default());
         bytes = postcard::to_extend(&additions.users, bytes).unwrap();
     } else {
         assert_eq!(additions.users, Default::default(), "the guest is user 1000");
     }
+    let users_len = bytes.len();
+    assert_eq!(additions.roots.is_empty(), engine != ENGINE);
+    if engine == ENGINE {
+        bytes = postcard::to_extend(&additions.roots, bytes).unwrap();
+    }
     assert!(bytes == golden, "the state has another form");
-    assert!(read_header(&[&golden[..], &[0]].concat()).is_err());
+    // An empty map of roots behind version 16 would be valid.
+    assert!(read_header(&[&golden[..], &[1]].concat()).is_err());
     for length in header_len + 1..golden.len() {
-        let is_older = [additions_len, tunables_len].contains(&length);
+        let is_older = [additions_len, tunables_len, users_len].contains(&length);
         assert_eq!(read_header(&golden[..length]).is_err(), !is_older, "{length}");
     }
     refuse_parts(&golden, header_len);
 }
 
-fn check(header: &Header) {
-    assert_eq!(header.parts.len(), 5, "two shells, two sleeps and `cat`");
+/// Checks a header of two shells, `cat` and sleeps.
+fn check(header: &Header, processes: usize) {
+    assert_eq!(header.parts.len(), processes);
     assert!(header.files > 0 && header.layers.is_none());
 }
 

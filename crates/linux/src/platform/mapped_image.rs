@@ -125,6 +125,11 @@ impl MappedImage {
 
     /// The pieces of a segment.
     pub(super) fn segment(&self, segment: &Segment, out: &mut Vec<FileMapping>) {
+        if !segment.has_pages() {
+            let &Segment { start, len, protection, .. } = segment;
+            out.push(FileMapping { start, len, protection, file: None });
+            return;
+        }
         self.pieces_at(segment.start, segment.pages(), segment.protection, out);
     }
 

@@ -1,21 +1,19 @@
 //! Reads and writes the memory of guest processes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use rustix::process::Pid;
 
 use super::PlatformError;
+use super::process::Process;
 
 /// Ranges that the kernel is given at a time (`IOV_MAX`).
 const RANGES: usize = 1024;
 
 /// Copies from ranges of the process (start, length), one after the other; `false` when a part of
 /// them cannot be read.
-pub(crate) fn read(
-    pid: Pid,
-    ranges: &[(u64, usize)],
-    mut out: &mut [u8],
-) -> Result<bool, PlatformError> {
+fn read(pid: Pid, ranges: &[(u64, usize)], mut out: &mut [u8]) -> Result<bool, PlatformError> {
     let mut left: VecDeque<_> = ranges.iter().map(|&(start, len)| remote(start, len)).collect();
     while !out.is_empty() {
         let count = left.len().min(RANGES);
@@ -45,7 +43,7 @@ pub(crate) fn read(
 }
 
 /// Copies `bytes` to `address` of the process; `false` when a part of the range cannot be written.
-pub(crate) fn write(pid: Pid, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
+fn write(pid: Pid, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
     let mut done = 0;
     while done < bytes.len() {
         let rest = &bytes[done..];
@@ -82,5 +80,43 @@ fn moved(n: isize, what: &'static str) -> Result<usize, PlatformError> {
             "let this process reach its children's memory: the seccomp profile and Yama's ptrace_scope must allow it",
         )),
         _ => Err(PlatformError::Kernel { what, error }),
+    }
+}
+
+impl Process {
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
+        self.read_ranges(&[(address, out.len())], out)
+    }
+
+    /// Reads ranges (start, length), one after the other, into `out`, which has their total length.
+    pub(crate) fn read_ranges(
+        &self,
+        ranges: &[(u64, usize)],
+        out: &mut [u8],
+    ) -> Result<bool, PlatformError> {
+        ranges.iter().try_for_each(|&(start, len)| self.bring(start, len as u64))?;
+        let read = read(self.born.pid, ranges, out).map_err(|error| self.ended_or(error));
+        if let (Ok(false), &[(start, len)]) = (&read, ranges) {
+            self.refused.set(Some((start, start.saturating_add(len as u64))));
+        }
+        read
+    }
+
+    /// The memory that could not be read or written last. It is returned once.
+    pub(crate) fn take_refused(&self) -> Option<Range<u64>> {
+        self.refused.take().map(|(start, end)| start..end)
+    }
+
+    /// Writes guest memory; the pages count as written.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
+        let range = address..address.saturating_add(bytes.len() as u64);
+        self.bring(address, bytes.len() as u64)?;
+        if let Some(track) = &mut self.track {
+            track.touch(range.clone())?;
+        }
+        let written = write(self.born.pid, address, bytes);
+        let written = written.map_err(|error| self.ended_or(error));
+        self.refused.set(matches!(written, Ok(false)).then_some((range.start, range.end)));
+        written
     }
 }

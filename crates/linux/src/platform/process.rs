@@ -7,6 +7,7 @@ mod mappings;
 mod receipts;
 mod registers;
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -35,7 +36,7 @@ use super::template::Template;
 use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
 use super::zygote;
-use super::{PlatformError, boot, filter, memory, stub};
+use super::{PlatformError, boot, filter, stub};
 pub(crate) use detach::is_taken_for_restart;
 pub(crate) use inside::DescriptorAnswers;
 use receipts::{ExpectedReceipt, ReceiptSource};
@@ -104,6 +105,8 @@ pub(crate) struct Process {
     offsets: ClockOffsets,
     /// The kernel has at most so many mappings of it.
     pub(super) mappings_bound: usize,
+    /// Start and end of the memory that the sentry could not read or write last.
+    pub(super) refused: Cell<Option<(u64, u64)>>,
 }
 
 /// Sends [`INTERRUPT`]. The guest can read its `siginfo_t`, which must not show this process's PID.
@@ -191,6 +194,7 @@ impl Process {
             receipts,
             offsets: ClockOffsets::default(),
             mappings_bound: usize::MAX / 2,
+            refused: Cell::default(),
         }
     }
 
@@ -390,29 +394,6 @@ impl Process {
             && call.number as u64 == expected[0]
             && call.args == expected[1..];
         if made { Ok(()) } else { Err(self.forged("a call that was not ordered")) }
-    }
-
-    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
-        self.read_ranges(&[(address, out.len())], out)
-    }
-
-    /// Reads ranges (start, length), one after the other, into `out`, which has their total length.
-    pub(crate) fn read_ranges(
-        &self,
-        ranges: &[(u64, usize)],
-        out: &mut [u8],
-    ) -> Result<bool, PlatformError> {
-        ranges.iter().try_for_each(|&(start, len)| self.bring(start, len as u64))?;
-        memory::read(self.born.pid, ranges, out).map_err(|error| self.ended_or(error))
-    }
-
-    /// Writes guest memory; the pages count as written.
-    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
-        self.bring(address, bytes.len() as u64)?;
-        if let Some(track) = &mut self.track {
-            track.touch(address..address.saturating_add(bytes.len() as u64))?;
-        }
-        memory::write(self.born.pid, address, bytes).map_err(|error| self.ended_or(error))
     }
 
     /// Lends the process a file, while the stub waits for orders: its descriptor there.

@@ -2,7 +2,9 @@
 //!
 //! An image counts pages from 0; guest memory is scattered over its address space. Each mapping of
 //! a frozen guest is a segment, with separate pages in the image. A page keeps its number from one
-//! checkpoint to the next while it is mapped, so checkpoints share unchanged pages.
+//! checkpoint to the next while it is mapped, so checkpoints share unchanged pages. Reserved
+//! addresses, which were never accessible, are segments without pages, so that the image does not
+//! grow with them.
 //!
 //! Promises: segments are sorted, inside the guest's address range, and overlap neither in
 //! addresses nor in pages; segments from a snapshot are checked for that.
@@ -15,6 +17,25 @@ use serde::{Deserialize, Serialize};
 use super::stub::{GUEST, IMAGE_LEN};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+/// The first page of a segment without pages.
+const NO_PAGE: u64 = u64::MAX;
+
+/// A mapping for which there is to be a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MappedMemory {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    /// The protection in the process.
+    pub(crate) protection: u64,
+    /// Whether it was never accessible in the process, so that it has no content.
+    pub(crate) reserved: bool,
+}
+
+impl MappedMemory {
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.start..self.start + self.len
+    }
+}
 
 /// A mapping of a frozen guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +46,7 @@ pub(crate) struct Segment {
     pub(crate) len: u64,
     /// Protection, as `mmap` takes it.
     pub(crate) protection: u64,
-    /// The first of its pages in the image.
+    /// The first of its pages in the image, or [`NO_PAGE`].
     pub(crate) page: u64,
 }
 
@@ -34,8 +55,17 @@ impl Segment {
         self.start..self.start + self.len
     }
 
+    /// Its pages, none of reserved addresses.
     pub(crate) fn pages(&self) -> PageRange {
-        PageRange::new(self.page as usize, (self.len / PAGE) as usize)
+        match self.has_pages() {
+            true => PageRange::new(self.page as usize, (self.len / PAGE) as usize),
+            false => PageRange::new(0, 0),
+        }
+    }
+
+    /// Whether it has pages in the image.
+    pub(crate) fn has_pages(&self) -> bool {
+        self.page != NO_PAGE
     }
 
     pub(crate) fn allows(&self, protection: libc::c_int) -> bool {
@@ -46,10 +76,11 @@ impl Segment {
     fn within(&self, range: &Range<u64>) -> Option<Segment> {
         let start = self.start.max(range.start);
         let end = (self.start + self.len).min(range.end);
+        let page = |skipped: u64| if self.has_pages() { self.page + skipped } else { NO_PAGE };
         (start < end).then(|| Segment {
             start,
             len: end - start,
-            page: self.page + (start - self.start) / PAGE,
+            page: page((start - self.start) / PAGE),
             ..*self
         })
     }
@@ -60,7 +91,7 @@ impl Segment {
 pub(crate) struct Segments {
     /// By address.
     list: Vec<Segment>,
-    /// Indices into the list, by page.
+    /// Indices into the list of those with pages, by page.
     by_page: Vec<u32>,
     /// Pages of the image.
     pages: usize,
@@ -69,7 +100,8 @@ pub(crate) struct Segments {
 impl Segments {
     fn new(mut list: Vec<Segment>, pages: usize) -> Self {
         list.sort_unstable_by_key(|segment| segment.start);
-        let mut by_page: Vec<u32> = (0..list.len() as u32).collect();
+        let all = 0..list.len() as u32;
+        let mut by_page: Vec<u32> = all.filter(|&index| list[index as usize].has_pages()).collect();
         by_page.sort_unstable_by_key(|&index| list[index as usize].page);
         Self { list, by_page, pages }
     }
@@ -83,12 +115,16 @@ impl Segments {
         for segment in &list {
             let end = segment.start.checked_add(segment.len).filter(|end| *end <= GUEST.end);
             let last = segment.page.checked_add(segment.len / PAGE);
+            let placed = match segment.has_pages() {
+                true => last.is_some_and(|last| last <= pages as u64),
+                false => segment.protection == 0,
+            };
             let whole = segment.start.is_multiple_of(PAGE) && segment.len.is_multiple_of(PAGE);
             if segment.len == 0
                 || !whole
                 || segment.start < GUEST.start
                 || end.is_none()
-                || last.is_none_or(|last| last > pages as u64)
+                || !placed
                 || segment.protection & !7 != 0
             {
                 return Err("a segment is outside of it");
@@ -103,13 +139,17 @@ impl Segments {
         Ok(this)
     }
 
-    /// The segments of `mappings` (start, length, protection; sorted): memory already mapped here
-    /// keeps its pages, the rest gets free ones.
-    pub(crate) fn place(&self, mappings: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
+    /// The segments of `mappings` (sorted): memory already mapped here keeps its pages, the rest
+    /// gets free ones.
+    pub(crate) fn place(&self, mappings: impl IntoIterator<Item = MappedMemory>) -> Self {
         let (mut kept, mut new) = (Vec::new(), Vec::new());
-        for (start, len, protection) in mappings {
+        for MappedMemory { start, len, protection, reserved } in mappings {
+            if reserved {
+                kept.push(Segment { start, len, protection, page: NO_PAGE });
+                continue;
+            }
             let mut at = start;
-            for part in self.within(start..start + len) {
+            for part in self.within(start..start + len).filter(Segment::has_pages) {
                 if at < part.start {
                     new.push((at, part.start - at, protection));
                 }
@@ -121,7 +161,8 @@ impl Segments {
             }
         }
         // Pages without a segment, in order.
-        let mut taken: Vec<_> = kept.iter().map(Segment::pages).collect();
+        let with_pages = kept.iter().filter(|segment| segment.has_pages());
+        let mut taken: Vec<_> = with_pages.map(Segment::pages).collect();
         taken.sort_unstable_by_key(|run| run.start);
         let (mut free, mut end) = (Vec::new(), 0);
         for run in taken {
@@ -147,9 +188,9 @@ impl Segments {
         Self::new(kept, end)
     }
 
-    /// Only the parts in `mappings` (start, length, protection; sorted), with the same pages.
-    pub(crate) fn cut(&self, mappings: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
-        let ranges = mappings.into_iter().map(|(start, len, _)| start..start + len);
+    /// Only the parts in `mappings` (sorted), with the same pages.
+    pub(crate) fn cut(&self, mappings: impl IntoIterator<Item = MappedMemory>) -> Self {
+        let ranges = mappings.into_iter().map(|mapping| mapping.range());
         Self::new(ranges.flat_map(|range| self.within(range)).collect(), self.pages)
     }
 
@@ -158,7 +199,7 @@ impl Segments {
         self.list.iter()
     }
 
-    /// All, by page.
+    /// All with pages, by page.
     fn in_pages(&self) -> impl Iterator<Item = &Segment> {
         self.by_page.iter().map(|&index| &self.list[index as usize])
     }
@@ -195,8 +236,8 @@ impl Segments {
 
     /// The pages of a set of addresses, in order.
     pub(crate) fn pages_of(&self, ranges: impl Iterator<Item = Range<u64>>) -> Vec<PageRange> {
-        let mut runs: Vec<_> =
-            ranges.flat_map(|range| self.within(range)).map(|part| part.pages()).collect();
+        let parts = ranges.flat_map(|range| self.within(range)).filter(Segment::has_pages);
+        let mut runs: Vec<_> = parts.map(|part| part.pages()).collect();
         runs.sort_unstable_by_key(|run| run.start);
         runs
     }
@@ -236,8 +277,32 @@ mod tests {
         Segment { start: GUEST.start + start * PAGE, len: pages * PAGE, protection: 3, page }
     }
 
-    fn mapping(start: u64, pages: u64) -> (u64, u64, u64) {
-        (GUEST.start + start * PAGE, pages * PAGE, 3)
+    fn mapping(start: u64, pages: u64) -> MappedMemory {
+        let (start, len) = (GUEST.start + start * PAGE, pages * PAGE);
+        MappedMemory { start, len, protection: 3, reserved: false }
+    }
+
+    fn reserved(start: u64, pages: u64) -> MappedMemory {
+        MappedMemory { protection: 0, reserved: true, ..mapping(start, pages) }
+    }
+
+    #[test]
+    fn reserved_addresses_have_no_pages() {
+        const TERABYTES: u64 = (16 << 40) / PAGE;
+        let first = Segments::default().place([mapping(0, 4), reserved(8, TERABYTES)]);
+        assert_eq!((first.pages(), first.iter().count()), (4, 2));
+        assert_eq!(first.pages_of(std::iter::once(GUEST)), [PageRange::new(0, 4)]);
+        assert_eq!(Segments::checked(first.iter().copied().collect(), 4), Ok(first.clone()));
+        // A part of them becomes accessible, in the pages of memory that is unmapped.
+        let parts = [reserved(8, 2), mapping(10, 3), reserved(13, TERABYTES - 5)];
+        let next = first.place(parts);
+        assert_eq!((next.pages(), next.without(&first)), (3, vec![PageRange::new(3, 1)]));
+        let shown: Vec<_> = next.showing(PageRange::new(0, 4)).collect();
+        assert_eq!(shown, [segment(10, 3, 0)]);
+        assert_eq!(next.missing_in(&first).count(), 3);
+        // It is reserved anew.
+        let last = next.place([reserved(8, TERABYTES)]);
+        assert_eq!((last.pages(), last.without(&next)), (0, vec![PageRange::new(0, 3)]));
     }
 
     #[test]
@@ -267,6 +332,8 @@ mod tests {
             vec![Segment { start: 0, ..segment(0, 1, 0) }],
             vec![Segment { start: GUEST.end - PAGE, ..segment(0, 2, 0) }],
             vec![Segment { protection: 8, ..segment(0, 1, 0) }],
+            vec![Segment { protection: 1, ..segment(0, 1, NO_PAGE) }],
+            vec![segment(0, 2, NO_PAGE - 1)],
         ];
         for list in bad {
             assert!(Segments::checked(list.clone(), 8).is_err(), "{list:?}");

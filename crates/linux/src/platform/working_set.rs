@@ -138,6 +138,7 @@ impl WorkingSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::segments::MappedMemory;
 
     /// The set with these pages, each part as its first page and the page behind it.
     fn run(written: &[(u64, u64)], read: &[(u64, u64)]) -> WorkingSet {
@@ -173,8 +174,12 @@ mod tests {
 
     #[test]
     fn a_template_maps_parts_of_its_own_segments_within_its_room() {
-        let segment =
-            |first: u64, protection: libc::c_int| (first * PAGE, 10 * PAGE, protection as u64);
+        let segment = |first: u64, protection: libc::c_int| MappedMemory {
+            start: first * PAGE,
+            len: 10 * PAGE,
+            protection: protection as u64,
+            reserved: false,
+        };
         let read_only = segment(100, libc::PROT_READ | libc::PROT_EXEC);
         let writable = segment(200, libc::PROT_READ | libc::PROT_WRITE);
         let segments = Segments::default().place([read_only, writable, segment(300, 0)]);

@@ -116,6 +116,7 @@ impl Sentry {
             libc::SYS_getdents64 => self.sys_getdents64(process, a[0], a[1], a[2]),
             libc::SYS_getcwd => self.sys_getcwd(process, a[0], a[1]),
             libc::SYS_chdir => self.sys_chdir(process, a[0]),
+            libc::SYS_chroot => self.sys_chroot(process, a[0]),
             libc::SYS_fchdir => self.sys_fchdir(a[0]),
             calls::SYS_mkdir => self.sys_mkdir(process, a[0], a[1]),
             libc::SYS_mkdirat => self.sys_mkdirat(process, a[0], a[1], a[2]),

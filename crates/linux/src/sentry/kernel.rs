@@ -30,6 +30,7 @@ pub(super) mod process_table;
 pub(super) mod process_tunables;
 pub(super) mod readiness;
 pub(super) mod resource_limits;
+mod root_directory;
 pub(super) mod semaphores;
 pub(super) mod signals;
 pub(super) mod soundness;

@@ -8,5 +8,6 @@ pub(super) mod past_end;
 pub(super) mod remap;
 pub(super) mod shared;
 pub(super) mod shared_segments;
+mod sparse_touches;
 pub(super) mod stub_calls;
 pub(super) mod user_memory;

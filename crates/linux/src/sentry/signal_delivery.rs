@@ -151,9 +151,12 @@ impl Sentry {
     ) -> SyscallResult<Option<End>> {
         let mut signal = signal as u8;
         let mut info = SignalInfo::of_frame(signal, &process.frame_bytes());
-        if signal == libc::SIGSEGV as u8 && self.state.layout.is_beyond(info.address()) {
+        let (layout, at) = (&self.state.layout, info.address());
+        // Sparse memory without access has no room within the limit.
+        let lost = layout.is_beyond(at) || layout.sparse_at(at).is_some();
+        if signal == libc::SIGSEGV as u8 && lost {
             signal = libc::SIGBUS as u8;
-            info = SignalInfo::of_address(signal, libc::BUS_ADRERR, info.address());
+            info = SignalInfo::of_address(signal, libc::BUS_ADRERR, at);
         }
         match self.state.fate(signal) {
             DefaultAction::Handled(action)

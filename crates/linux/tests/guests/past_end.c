@@ -82,11 +82,13 @@ static void calls(void) {
 
 // A mapping without room for its page beyond the end leaves the earlier one unchanged.
 static int fill(void) {
-    int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, descriptor = open("/tmp/file", O_RDWR);
+    int kind = MAP_PRIVATE | MAP_ANONYMOUS, descriptor = open("/tmp/file", O_RDWR);
     kept = mmap(0, 2 * P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    for (long length = 64L << 30; length >= P; length /= 2)
-        while (mmap(0, length, PROT_NONE, kind, -1, 0) != MAP_FAILED) {}
+    // Each page is another mapping, up to the last that there may be.
+    char *all = mmap(0, 60000 * P, PROT_NONE, kind, -1, 0);
+    for (long n = 0; mprotect(all + n * P, P, n % 2 ? PROT_READ : PROT_WRITE) == 0; ++n) {}
     IS(mmap(kept, 2 * P, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, descriptor, 0) == MAP_FAILED && errno == ENOMEM);
+    munmap(all, 60000 * P);
     kept[0] = 'h';
     return descriptor;
 }

@@ -50,6 +50,8 @@ mod program_segments;
 mod published_ports;
 mod python;
 mod random;
+mod reservations;
+mod roots;
 mod session;
 mod shared;
 mod shared_futexes;

@@ -93,7 +93,7 @@ def ended_peer():
     apart(client); peer, _ = listener.accept(); peer.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1); os.unlink("/tmp/socket"); return peer
 def peer_ids(peer): _, ((_, _, sent),), _, _ = peer.recvmsg(1, 100, socket.MSG_PEEK); return [struct.unpack("3i", bytes)[1:] for bytes in (peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12), sent)]
 
-ROOT = "00000000000004ff"
+ROOT = "00000000000404ff"
 held = None
 for line in sys.stdin:
     match line.strip():
@@ -218,7 +218,7 @@ fn root_has_users_in_its_guest_and_they_are_in_every_state() {
     let program = program.time_limit(LIMIT).start_limit(LIMIT).user(0, 0);
     let Some(warm) = common::here(program.clone().warm()) else { return };
     pristine(&warm, "all", "done");
-    let none = format!("(0, 0, 0) [] {:016x} None None", 0x4ff);
+    let none = format!("(0, 0, 0) [] {:016x} None None", 0x404ff);
     let held = format!("(33, 33, 0) [9] {:016x} (7, 8) [(33, 44), (33, 44)]", 0);
     in_every_state(&program, &warm, "hold", ["look", &held, &none]);
 }

@@ -110,8 +110,10 @@ impl Kernel {
         self.permits(FilePermissions::of(stat), false, SEARCH)
     }
 
-    /// The same walk through directories alone that the current process may search.
+    /// The same walk below the root directory of the current process, through directories alone
+    /// that it may search.
     pub(crate) fn searching(&self, walk: Walk) -> Walk {
+        let walk = if walk.beneath { walk } else { walk.root(self.root()) };
         if self.passes_bits() { walk } else { walk.searching() }
     }
 

@@ -85,7 +85,7 @@ impl Sentry {
                 Ok(state.tree.walk(&info.program, Walk::new(Tree::ROOT))?.node()?)
             }
             ProcTarget::Current(id) => Ok(state.processes.get(*id).ok_or(Errno::NOENT)?.directory),
-            ProcTarget::Root => Ok(Tree::ROOT),
+            ProcTarget::Root(id) => Ok(state.processes.get(*id).ok_or(Errno::NOENT)?.root()),
             ProcTarget::Folder(ProcDir::All) => {
                 Ok(state.tree.walk(b"/proc", Walk::new(Tree::ROOT))?.node()?)
             }
@@ -101,17 +101,23 @@ impl Sentry {
         }
     }
 
-    /// The path of a program to run, and the directory that it starts from.
+    /// The path of a program to run, and the directory that it starts from. `is_descriptor` for the
+    /// path of a descriptor, which has no name.
     pub(in crate::sentry) fn program_at(
         &self,
         at: u64,
         path: Vec<u8>,
+        is_descriptor: bool,
     ) -> SyscallResult<(Vec<u8>, Node)> {
-        match self.state.meant(at, &path) {
+        let meant = match is_descriptor {
+            true => self.state.meant_by(&path),
+            false => self.state.meant(at, &path),
+        };
+        match meant {
             Some(ProcTarget::Beneath(node, rest)) => Ok((rest, node)),
             Some(meant) => {
                 let target = self.state.target(&meant).ok_or(Errno::ACCESS)??;
-                Ok((target, Tree::ROOT))
+                Ok((target, self.state.root()))
             }
             None => {
                 let from = self.base(at, &path)?;
@@ -292,7 +298,7 @@ impl Sentry {
             ProcTarget::Program(id) | ProcTarget::Current(id) if !follow => {
                 Ok(owned(link(ProcDir::Process(*id).inode() + (9 << 32), 0o777), Some(*id)))
             }
-            ProcTarget::Root if !follow => Ok(link(ProcDir::All.inode() + (9 << 32), 0o777)),
+            ProcTarget::Root(_) if !follow => Ok(link(ProcDir::All.inode() + (9 << 32), 0o777)),
             ProcTarget::Hidden(id, mode) => {
                 let is_link = mode & libc::S_IFMT == libc::S_IFLNK;
                 if *mode == 0 || is_link && follow {

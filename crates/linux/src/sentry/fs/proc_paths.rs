@@ -38,7 +38,7 @@ pub(in crate::sentry) enum ProcTarget {
     /// The program, directory and root of a process.
     Program(u32),
     Current(u32),
-    Root,
+    Root(u32),
     /// `/proc/self` and `/proc/thread-self`: another name of a directory.
     Name(Vec<u8>, ProcDir),
     Text(Vec<u8>),
@@ -56,7 +56,7 @@ pub(in crate::sentry) enum ProcTarget {
 }
 
 /// An absolute path without `.`, `..` and empty names.
-fn plain(path: &[u8]) -> Vec<u8> {
+pub(in crate::sentry) fn plain(path: &[u8]) -> Vec<u8> {
     let mut names: Vec<&[u8]> = Vec::new();
     for name in path.split(|&byte| byte == b'/') {
         match name {
@@ -79,10 +79,10 @@ fn number(name: &[u8]) -> Option<u32> {
 fn guarded_mode(names: &[&[u8]]) -> Option<u32> {
     match names {
         [b"fd" | b"fdinfo"] => Some(libc::S_IFDIR | 0o500),
-        [b"exe" | b"cwd"] => Some(libc::S_IFLNK | 0o777),
+        [b"exe" | b"cwd" | b"root"] => Some(libc::S_IFLNK | 0o777),
         [b"auxv" | b"environ" | b"io" | b"personality"] => Some(libc::S_IFREG | 0o400),
         [b"maps" | b"smaps" | b"smaps_rollup"] => Some(libc::S_IFREG | 0o444),
-        [b"fd" | b"fdinfo" | b"exe" | b"cwd", _, ..] => Some(0),
+        [b"fd" | b"fdinfo" | b"exe" | b"cwd" | b"root", _, ..] => Some(0),
         _ => None,
     }
 }
@@ -90,6 +90,9 @@ fn guarded_mode(names: &[&[u8]]) -> Option<u32> {
 impl Kernel {
     /// The meaning of `path` from `at`, if it is outside the tree.
     pub(in crate::sentry) fn meant(&self, at: u64, path: &[u8]) -> Option<ProcTarget> {
+        if self.has_own_root() && path.starts_with(b"/") {
+            return self.meant_by(&self.absolute(self.root(), path)?);
+        }
         if path.starts_with(b"/proc") || path.starts_with(b"/dev/") {
             return self.meant_by(path);
         }
@@ -127,14 +130,8 @@ impl Kernel {
         None
     }
 
-    fn absolute(&self, from: Node, path: &[u8]) -> Option<Vec<u8>> {
-        if path.starts_with(b"/") {
-            return Some(path.to_vec());
-        }
-        Some([path_of(&self.tree, from).ok()?, path.to_vec()].join(&b'/'))
-    }
-
-    fn meant_by(&self, path: &[u8]) -> Option<ProcTarget> {
+    /// The meaning of a path of the tree.
+    pub(in crate::sentry) fn meant_by(&self, path: &[u8]) -> Option<ProcTarget> {
         let mut path = plain(path);
         for (name, target) in OWN_DESCRIPTORS {
             if let Some(rest) = path.strip_prefix(name.as_bytes())
@@ -244,8 +241,8 @@ impl Kernel {
             [b"exe"] => self.processes.info(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.processes.info(id).map(|_| ProcTarget::Current(id)),
             [b"cwd", names @ ..] => beneath(self.processes.get(id)?.directory, names),
-            [b"root"] => Some(ProcTarget::Root),
-            [b"root", names @ ..] => beneath(Tree::ROOT, names),
+            [b"root"] => self.processes.info(id).map(|_| ProcTarget::Root(id)),
+            [b"root", names @ ..] => beneath(self.processes.get(id)?.root(), names),
             [name] => Some(ProcTarget::Text(self.contents_of(id, thread, name)?)),
             _ => None,
         }
@@ -289,13 +286,14 @@ impl Kernel {
         match meant {
             ProcTarget::Descriptor(id, number) => {
                 let found = self.descriptors_of(*id).find(|(n, _, _)| n == number)?;
-                Some(self.name_of(found.1, found.2).ok_or(Errno::NAMETOOLONG))
+                let name = self.name_of(found.1, found.2).map(|name| self.seen(name));
+                Some(name.ok_or(Errno::NAMETOOLONG))
             }
-            ProcTarget::Program(id) => Some(Ok(self.processes.info(*id)?.program.clone())),
-            ProcTarget::Current(id) => {
-                Some(path_of(&self.tree, self.processes.get(*id)?.directory))
+            ProcTarget::Program(id) => {
+                Some(Ok(self.seen(self.processes.info(*id)?.program.clone())))
             }
-            ProcTarget::Root => Some(Ok(b"/".to_vec())),
+            ProcTarget::Current(id) => Some(self.path_seen(self.processes.get(*id)?.directory)),
+            ProcTarget::Root(id) => Some(self.path_seen(self.processes.get(*id)?.root())),
             ProcTarget::Name(name, _) => Some(Ok(name.clone())),
             ProcTarget::Setting(setting) => setting.link().map(Ok),
             ProcTarget::Folder(_)

@@ -292,13 +292,18 @@ pub(crate) fn settle(tree: &mut Tree, users: bool, [user, group]: [u32; 2]) -> R
         number => number,
     };
     let is_usual = [0, OVERFLOW_ID].contains(&user);
+    // sshd of root runs its part for strangers as this user.
+    let servers = match user {
+        0 => format!("sshd:x:100:{OVERFLOW_ID}::/run/sshd:/usr/sbin/nologin\n"),
+        _ => String::new(),
+    };
     let (user, own) = (named(user, DEFAULT_OWNER[0]), group);
     let group = named(group, DEFAULT_OWNER[1]);
     let own = if is_usual { group } else { own };
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\
          {NAME}:x:{user}:{own}:{NAME}:{HOME}:/bin/sh\n\
-         nobody:x:{OVERFLOW_ID}:{OVERFLOW_ID}:nobody:/nonexistent:/usr/sbin/nologin\n"
+         nobody:x:{OVERFLOW_ID}:{OVERFLOW_ID}:nobody:/nonexistent:/usr/sbin/nologin\n{servers}"
     );
     let group = format!("root:x:0:\n{NAME}:x:{group}:\nnogroup:x:{OVERFLOW_ID}:\n");
     let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");

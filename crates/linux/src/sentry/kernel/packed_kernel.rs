@@ -90,7 +90,13 @@ pub(crate) struct PackedAdditions {
     /// Added by version 16, and stored behind these.
     #[serde(skip)]
     pub(crate) users: PackedUsers,
+    /// Added by version 17, and stored behind these.
+    #[serde(skip)]
+    pub(crate) roots: PackedRoots,
 }
+
+/// The processes with another root directory than the root of the tree.
+pub(crate) type PackedRoots = BTreeMap<u32, Node>;
 
 /// The part of a state that version 16 of snapshots added.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -199,6 +205,8 @@ impl Kernel {
         }
         let (current, processes) = PackedProcessTable::split(self.processes.clone());
         let Process { directory, umask, handlers, pending, timers, threads, .. } = current;
+        let rooted = |process: &Process| Some((process.info.id, process.root?));
+        let roots = self.processes.iter().filter_map(rooted).collect();
         let mut packed = PackedKernel {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| root_files::bytes(path).to_vec()).collect(),
@@ -231,7 +239,7 @@ impl Kernel {
         let tunables = self.tunables.clone();
         let peers = PeerUsers::of(peers(&mut packed.descriptions, &mut packed.channels));
         let users = PackedUsers { users: self.namespaces.users.clone(), peers };
-        let additions = PackedAdditions { namespaces, locks, tunables, users };
+        let additions = PackedAdditions { namespaces, locks, tunables, users, roots };
         Ok((packed, additions, files.to_bytes()))
     }
 
@@ -257,9 +265,10 @@ impl Kernel {
         base: Option<Arc<Base>>,
         opener: &OpenerGrants,
     ) -> Result<Self, ThawError> {
-        let processes = packed.processes.joined(|info| Process {
+        let mut processes = packed.processes.joined(|info| Process {
             info,
             directory: packed.directory,
+            root: None,
             umask: packed.umask & 0o777,
             handlers: packed.handlers.into_iter().collect(),
             pending: packed.pending,
@@ -268,6 +277,9 @@ impl Kernel {
         });
         // Of processes that do not fit together, nothing else is looked at.
         processes.check(&packed.layout).map_err(damaged)?;
+        if !processes.set_roots(additions.roots) {
+            return Err(damaged("a root directory of no process"));
+        }
         let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
         let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
         let below = root_files::over_named(base::over(base.as_ref()), &layers, &opener.granted)?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use afresh_files::Node;
+use afresh_files::{Node, Tree};
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::kernel::process_info::ProcessInfo;
@@ -15,6 +15,10 @@ use crate::sentry::kernel::timers::Timers;
 pub(crate) struct Process {
     pub(crate) info: ProcessInfo,
     pub(crate) directory: Node,
+    /// Its root directory, if that is not the root of the tree. Version 17 of the state stores it
+    /// behind the rest.
+    #[serde(skip)]
+    pub(in crate::sentry) root: Option<Node>,
     pub(in crate::sentry) umask: u32,
     /// Handlers by signal, as the program set them.
     pub(in crate::sentry) handlers: BTreeMap<u64, [u8; 32]>,
@@ -29,13 +33,19 @@ impl Process {
     pub(in crate::sentry) fn first() -> Self {
         Self {
             info: ProcessInfo::first(),
-            directory: afresh_files::Tree::ROOT,
+            directory: Tree::ROOT,
+            root: None,
             umask: 0o022,
             handlers: BTreeMap::new(),
             pending: PendingSignals::default(),
             timers: Timers::default(),
             threads: Threads::new(),
         }
+    }
+
+    /// Its root directory.
+    pub(in crate::sentry) fn root(&self) -> Node {
+        self.root.unwrap_or(Tree::ROOT)
     }
 
     /// The signals that it ignores and those that it handles, as sets.

@@ -34,7 +34,7 @@ pub(crate) const PROCESSES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessTable {
     pub(crate) current: Process,
-    others: BTreeMap<u32, Process>,
+    pub(super) others: BTreeMap<u32, Process>,
     /// Memory that the current process does not use.
     layouts: BTreeMap<u32, Layout>,
     ended: BTreeMap<u32, ExitedProcess>,
@@ -377,7 +377,11 @@ impl Kernel {
         if copies {
             self.layout.afford_copy()?;
         }
-        self.tree.hold(self.processes.current.directory)?;
+        let (directory, root) = (self.processes.current.directory, self.processes.current.root);
+        self.tree.hold(directory)?;
+        if let Some(root) = root {
+            self.tree.hold(root).inspect_err(|_| self.tree.release(directory))?;
+        }
         let id = self.processes.current.threads.take_number()?;
         let current = &self.processes.current;
         let own = &current.info;
@@ -397,7 +401,8 @@ impl Kernel {
         };
         let child = Process {
             info,
-            directory: current.directory,
+            directory,
+            root,
             umask: current.umask,
             handlers: current.handlers.clone(),
             pending: PendingSignals::default(),
@@ -454,6 +459,7 @@ impl Kernel {
         let ProcessInfo { id, parent, group, memory, .. } = self.processes.current.info.clone();
         let (spent, groups) = (self.processes.spent_by(id), self.kept_groups());
         self.tree.release(self.processes.current.directory);
+        self.processes.current.root.into_iter().for_each(|root| self.tree.release(root));
         self.leave_children(id, parent);
         let child = self.sender(id);
         let heir = if self.processes.lives(parent) { parent } else { FIRST };

@@ -143,7 +143,10 @@ impl Kernel {
         let handled = current.handlers.keys().all(|number| (1..=64).contains(number));
         ensure(handled, "a handler of no signal")?;
         let directory = |node| self.tree.stat(node).map(|stat| stat.kind) == Ok(Kind::Directory);
-        let placed = self.processes.iter().all(|process| directory(process.directory));
+        let placed = self
+            .processes
+            .iter()
+            .all(|process| directory(process.directory) && process.root.is_none_or(directory));
         ensure(placed, "its directory is invalid")
     }
 

@@ -7,8 +7,8 @@
 //! belong to the first namespace.
 //!
 //! Promises: in the first namespace only processes of a guest of user 0 have capabilities, and only
-//! those over its files, users and signals. Frozen namespaces are checked before use. May break it:
-//! a call that asks for a capability without saying in which namespace.
+//! those over its files, users, signals and root directories. Frozen namespaces are checked before
+//! use. May break it: a call that asks for a capability without saying in which namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,9 +26,11 @@ const MAX_LEVEL: usize = 32;
 /// Every capability.
 pub(in crate::sentry) const ALL_CAPABILITIES: u64 = (1 << (CAPABILITIES + 1)) - 1;
 /// The capabilities of user 0 in the first namespace: `CAP_CHOWN`, `CAP_DAC_OVERRIDE`,
-/// `CAP_DAC_READ_SEARCH`, `CAP_FOWNER`, `CAP_FSETID`, `CAP_KILL`, `CAP_SETGID`, `CAP_SETUID` and
-/// `CAP_NET_BIND_SERVICE`. They are among those of root in a container.
-pub(in crate::sentry) const ROOT_CAPABILITIES: u64 = 0b1111_1111 | 1 << 10;
+/// `CAP_DAC_READ_SEARCH`, `CAP_FOWNER`, `CAP_FSETID`, `CAP_KILL`, `CAP_SETGID`, `CAP_SETUID`,
+/// `CAP_NET_BIND_SERVICE` and `CAP_SYS_CHROOT`. They are among those of root in a container.
+pub(in crate::sentry) const ROOT_CAPABILITIES: u64 = 0b1111_1111 | 1 << 10 | 1 << SYS_CHROOT;
+/// The capability to change the root directory (`CAP_SYS_CHROOT`).
+pub(in crate::sentry) const SYS_CHROOT: u32 = 18;
 /// The capability to give files to another user (`CAP_CHOWN`).
 pub(in crate::sentry) const CHOWN: u32 = 0;
 /// The capability to pass permission bits (`CAP_DAC_OVERRIDE`).

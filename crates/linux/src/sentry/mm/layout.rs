@@ -6,6 +6,7 @@
 mod heap;
 pub(in crate::sentry) mod limits;
 pub(in crate::sentry) mod locks;
+mod sparse;
 
 pub(in crate::sentry) use limits::MAX_ALL_MAPPINGS;
 
@@ -16,7 +17,7 @@ use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::platform::{GUEST, IMAGE_LEN};
+use crate::platform::{GUEST, IMAGE_LEN, MappedMemory};
 use crate::sentry::mm::file_backing::{FileBacking, SharedMapping};
 use crate::sentry::mm::memory_peak::note_mapped;
 use crate::sentry::mm::stub_calls::{Change, Content, map_call, protect_call, unmap_call};
@@ -28,11 +29,8 @@ pub(in crate::sentry) const MAPPINGS: usize = 30_000;
 pub(in crate::sentry) const CEILING: u64 = 0x6fff_0000_0000;
 /// The stack's highest address.
 const STACK_TOP: u64 = 0x6fff_ffff_0000;
-/// Bytes that a process may reserve: addresses that it has mapped without access, and never made
-/// accessible.
-const RESERVED: u64 = 64 << 30;
-/// The largest limit of memory.
-pub(crate) const MAX_RESERVED: u64 = IMAGE_LEN - RESERVED;
+/// The largest limit of memory. The rest of an image is for gaps between its segments.
+pub(crate) const MAX_RESERVED: u64 = IMAGE_LEN - (64 << 30);
 /// Bytes of stack, all mapped at the start.
 pub(crate) const STACK_LEN: u64 = 8 << 20;
 pub(crate) const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -44,7 +42,8 @@ pub(crate) struct Mapping {
     pub(crate) protection: u64,
     /// Whether it began as bytes of a file.
     pub(crate) file: bool,
-    /// Whether nothing of it was ever accessible, so that it takes no memory.
+    /// Whether nothing of it was ever accessible in the process, so that it takes no memory. With
+    /// a protection it is sparse: parts of it become accessible when they are touched.
     pub(crate) reserved: bool,
     /// The shared memory that it shows, if it is shared.
     pub(crate) share: Option<FileBacking>,
@@ -59,7 +58,7 @@ pub(crate) struct Mapping {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layout {
     maps: BTreeMap<u64, Mapping>,
-    /// Mapped bytes, without reserved ones, which have another bound.
+    /// Mapped bytes, without reserved ones, which only the addresses bound.
     bytes: u64,
     reserved: u64,
     /// Mapped bytes that are shared.
@@ -120,7 +119,7 @@ impl Layout {
         let (mut at, mut bytes, mut reserved, mut shared) = (GUEST.start, 0u64, 0u64, 0u64);
         for (&start, m) in &self.maps {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
-            let protected = m.protection & !7 == 0 && (m.protection == 0 || !m.reserved);
+            let protected = m.protection & !7 == 0 && (!m.is_sparse() || m.is_anonymous());
             // Shared memory is never only reserved, and mappings show whole pages of their files.
             let shares = m.share.is_none_or(|s| !m.reserved && s.ahead.is_multiple_of(PAGE))
                 && m.origin.is_none_or(|origin| origin.ahead.is_multiple_of(PAGE));
@@ -134,7 +133,6 @@ impl Layout {
         }
         let fits = (bytes, reserved, shared) == (self.bytes, self.reserved, self.shared)
             && shared <= bytes
-            && reserved <= RESERVED
             // Shared bytes count once, however many mappings they have. A lowered limit unmaps
             // nothing, and the opener compares the sum with its own.
             && bytes - shared <= MAX_RESERVED
@@ -157,16 +155,20 @@ impl Layout {
         Change { before, ..Change::default() }
     }
 
-    /// Start, length and protection of every mapping but the shared ones of the files `live`,
-    /// sorted.
+    /// Every mapping but the shared ones of the files `live`, sorted.
     pub(crate) fn own_mappings(
         &self,
         live: &BTreeSet<Node>,
-    ) -> impl Iterator<Item = (u64, u64, u64)> + use<'_> {
+    ) -> impl Iterator<Item = MappedMemory> + use<'_> {
         let live = live.clone();
         let own = move |m: &Mapping| m.share.is_none_or(|share| !live.contains(&share.node));
         let own = self.maps.iter().filter(move |(_, m)| own(m));
-        own.map(|(&start, m)| (start, m.end - start, m.protection))
+        own.map(|(&start, m)| MappedMemory {
+            start,
+            len: m.end - start,
+            protection: m.host_protection(),
+            reserved: m.reserved,
+        })
     }
 
     /// Every mapping with its range, sorted.
@@ -432,16 +434,17 @@ impl Layout {
         parts.retain(|(_, m)| !m.is_beyond());
         let set = |layout: &mut Self| {
             for (part, m) in &parts {
-                let (end, reserved) = (part.end, m.reserved && protection == 0);
+                let end = part.end;
+                let reserved = m.reserved && (protection == 0 || m.is_sparse());
                 layout.place(part.clone(), Mapping { end, protection, reserved, ..*m });
             }
         };
         self.check_change(&[&range], growth, set)?;
-        let opens = |m: &Mapping| m.reserved && protection != 0;
+        let opens = |m: &Mapping| m.reserved && !m.is_sparse() && protection != 0;
         let opened = parts.iter().filter(|(_, m)| opens(m)).map(|(part, _)| part.end - part.start);
         self.afford(opened.sum(), false)?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (part, _) in &parts {
+        for (part, _) in parts.iter().filter(|(_, m)| !m.is_sparse()) {
             match ranges.last_mut().filter(|last| last.end == part.start) {
                 Some(last) => last.end = part.end,
                 None => ranges.push(part.clone()),
@@ -468,8 +471,8 @@ impl Layout {
                 if parts.iter().any(|(_, m)| m.locked || m.file && m.share.is_none()) {
                     return Err(Errno::INVAL);
                 }
-                // Shared memory keeps its bytes.
-                let parts = parts.iter().filter(|(_, m)| m.share.is_none());
+                // Shared memory keeps its bytes, and sparse memory has none.
+                let parts = parts.iter().filter(|(_, m)| m.share.is_none() && !m.is_sparse());
                 let map = |(part, m): &(Range<u64>, Mapping)| {
                     map_call(part.start, part.end - part.start, m.protection)
                 };

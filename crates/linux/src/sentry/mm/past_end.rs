@@ -82,6 +82,7 @@ mod tests {
     use afresh_files::{Budget, Time, Tree};
 
     use super::*;
+    use crate::sentry::mm::layout::MAX_ALL_MAPPINGS;
 
     #[test]
     fn a_mapping_without_room_for_its_pages_beyond_the_end_changes_nothing() {
@@ -90,8 +91,8 @@ mod tests {
         let (mut layout, at) = (Layout::new(1 << 30), 1 << 20);
         layout.map(Some(at), false, 2 * PAGE, 3, None).unwrap();
         layout.share(at..at + 2 * PAGE, FileBacking::new(node, at, 0));
-        // All addresses that may be reserved.
-        layout.map(None, false, 64 << 30, 0, None).unwrap();
+        // All mappings that there may be.
+        layout.set_elsewhere(0, MAX_ALL_MAPPINGS - 1);
         let before = layout.clone();
         let range = at..at + 2 * PAGE;
         let origin = FileBacking::new(node, at, 0);

@@ -84,7 +84,7 @@ impl Layout {
         if stays && tail.end <= GUEST.end && !self.touches(&tail) {
             // It becomes a part of the mapping.
             self.afford(new_len - len, mapping.reserved)?;
-            let order = map_call(tail.start, tail.end - tail.start, mapping.protection);
+            let order = map_call(tail.start, tail.end - tail.start, mapping.host_protection());
             self.place(tail.clone(), Mapping { end: tail.end, ..mapping });
             return Ok((old.start, Change { before: vec![order], ..Change::default() }));
         }
@@ -128,7 +128,7 @@ impl Layout {
             }
         }
         change.after.push(match remap.has(KEEPS_OLD) {
-            true => map_call(old.start, len, mapping.protection),
+            true => map_call(old.start, len, mapping.host_protection()),
             false => unmap_call(old.start, len),
         });
         Ok((start, change))

@@ -20,7 +20,7 @@ impl Kernel {
     }
 
     /// Whether a write of `len` bytes at `start` cannot fault: the memory is writable, not shared,
-    /// and not beyond the end of a mapped file.
+    /// not sparse, and not beyond the end of a mapped file.
     pub(crate) fn has_plain_memory(&self, start: u64, len: usize) -> bool {
         let place = start..start.saturating_add(len as u64);
         let is_plain = |part: &Range<u64>, mapping: &Mapping| {
@@ -28,7 +28,7 @@ impl Kernel {
                 let size = self.tree.stat(origin.node).map_or(0, |stat| stat.size);
                 origin.offset(part.end) <= size.next_multiple_of(PAGE)
             });
-            mapping.share.is_none() && in_file
+            mapping.share.is_none() && !mapping.is_sparse() && in_file
         };
         let parts = || self.layout.parts(&place);
         self.is_writable(start, len)

@@ -1,6 +1,6 @@
 //! System calls on open files: positions, sizes and advice. Paths of calls are resolved here.
 
-use afresh_files::{Kind, Node, Tree, Walk, Whence};
+use afresh_files::{Kind, Node, Walk, Whence};
 use rustix::io::Errno;
 
 use crate::platform::Process;
@@ -22,7 +22,7 @@ impl Sentry {
             return Err(Errno::NOENT.into());
         }
         if path.starts_with(b"/") {
-            return Ok(Tree::ROOT);
+            return Ok(self.state.root());
         }
         if at as i32 == libc::AT_FDCWD {
             return Ok(self.state.current().directory);

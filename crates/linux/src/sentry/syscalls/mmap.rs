@@ -16,7 +16,7 @@ use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::file_backing::FileBacking;
 use crate::sentry::mm::file_part::{FilePart, MAX_WHOLE};
-use crate::sentry::mm::layout::{PAGE, pages};
+use crate::sentry::mm::layout::{Layout, PAGE, pages};
 use crate::sentry::mm::shared::writes;
 use crate::sentry::mm::stub_calls::{Change, Content};
 use crate::sentry::mm::user_memory::path_in;
@@ -78,7 +78,14 @@ impl Sentry {
         }
         let low = flags & MAP_LOW != 0;
         // The budget comes before the bytes of a file.
-        let planned = self.state.layout.plan(at, low, length, prot, named || shared)?;
+        let sparse = flags & libc::MAP_NORESERVE != 0
+            && !named
+            && !shared
+            && Layout::is_sparse_length(length)
+            && flags & libc::MAP_LOCKED == 0
+            && !self.state.layout.locks_new();
+        let access = if sparse { 0 } else { prot };
+        let planned = self.state.layout.plan(at, low, length, access, named || shared)?;
         let whole = planned.end - planned.start;
         self.state.check_address_space(whole, &planned, is_data(prot, shared))?;
         let locked = flags & libc::MAP_LOCKED != 0 || self.state.layout.locks_new();
@@ -111,6 +118,7 @@ impl Sentry {
             let layout = &mut self.change().layout;
             Ok(match origin {
                 Some((origin, size)) => layout.map_file(planned, prot, content, origin, size)?,
+                None if sparse => layout.map_sparse(at, low, length, prot)?,
                 None => layout.map(at, low, length, prot, content)?,
             })
         });

@@ -43,7 +43,11 @@ impl Sentry {
             _ if new || privileged => return Err(Errno::INVAL),
             _ => return Err(Errno::PERM),
         }
-        if new && flags & libc::CLONE_FS != 0 { Err(Errno::INVAL) } else { Ok(()) }
+        match new {
+            true if flags & libc::CLONE_FS != 0 => Err(Errno::INVAL),
+            true if self.state.has_own_root() => Err(Errno::PERM),
+            _ => Ok(()),
+        }
     }
 
     /// `unshare(2)`: user namespaces. Other kinds are `EINVAL`, and threads share files and

@@ -129,7 +129,7 @@ impl Sentry {
                 place => Ok(ResolvedPath::Place(place?)),
             };
         }
-        let walk = how(self.state.searching(Walk::new(from).root(from)));
+        let walk = how(self.state.searching(Walk::new(from)).root(from));
         Ok(ResolvedPath::Place(self.state.tree.walk(path, walk)?))
     }
 

@@ -13,6 +13,7 @@ use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::user_namespaces::SYS_CHROOT;
 use crate::sentry::mm::user_memory::{copy_out, path_in};
 use crate::sentry::name_lengths::PATH_LEN;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
@@ -139,7 +140,7 @@ impl Sentry {
         to: u64,
         len: u64,
     ) -> SyscallResult {
-        let mut bytes = path_of(&self.state.tree, self.state.current().directory)?;
+        let mut bytes = self.state.directory_path()?;
         bytes.push(0);
         if bytes.len() as u64 > len {
             return Err(Errno::RANGE.into());
@@ -163,6 +164,20 @@ impl Sentry {
             }
             _ => Err(Errno::NOTDIR.into()),
         }
+    }
+
+    /// `chroot(2)`: a directory below `/proc` is `EACCES`.
+    pub(in crate::sentry) fn sys_chroot(&mut self, process: &Process, path: u64) -> SyscallResult {
+        let node = self.follow(process, AT_FDCWD, path, true)?;
+        if self.state.tree.stat(node)?.kind != Kind::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        self.state.may(node, SEARCH)?;
+        if self.state.credentials().effective & 1 << SYS_CHROOT == 0 {
+            return Err(Errno::PERM.into());
+        }
+        self.change().set_root(node)?;
+        Ok(ZERO)
     }
 
     fn enter(&mut self, node: Node) -> SyscallResult {

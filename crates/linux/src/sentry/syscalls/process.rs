@@ -150,7 +150,8 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let mut path = path_in(process, path)?;
-        if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+        let is_descriptor = path.is_empty() && flags & libc::AT_EMPTY_PATH != 0;
+        if is_descriptor {
             self.state.table.get(at)?;
             path = format!("/proc/self/fd/{}", at as u32).into_bytes();
         } else if flags & libc::AT_SYMLINK_NOFOLLOW != 0 {
@@ -163,7 +164,7 @@ impl Sentry {
                 _ => return Err(Errno::LOOP.into()),
             }
         }
-        let (path, from) = self.program_at(at, path)?;
+        let (path, from) = self.program_at(at, path, is_descriptor)?;
         let mut left = BYTES;
         let mut pages = PageReader::new(process);
         let args = strings_in(&mut pages, strings.0, &mut left)?;

@@ -31,7 +31,6 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
         libc::SYS_mount
             | libc::SYS_umount2
             | libc::SYS_pivot_root
-            | libc::SYS_chroot
             | libc::SYS_sethostname
             | libc::SYS_setdomainname
             | libc::SYS_settimeofday

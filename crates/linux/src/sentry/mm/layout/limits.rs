@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rustix::io::Errno;
 
-use super::{Layout, MAPPINGS, RESERVED};
+use super::{Layout, MAPPINGS};
 use crate::sentry::mm::memory_peak::note_mapped;
 
 /// Maximum mappings of all processes. Those that only reserve addresses have no other bound.
@@ -124,17 +124,9 @@ impl Layout {
         if fits { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
-    /// Refuses `more` bytes beyond the budget, or beyond the bound of `reserved` ones.
+    /// Refuses `more` bytes beyond the budget. Those that are only reserved are free.
     pub(in crate::sentry) fn afford(&self, more: u64, reserved: bool) -> Result<(), Errno> {
-        if !reserved {
-            return self.afford_bytes(more);
-        }
-        let taken = self.reserved.checked_add(more);
-        if more == 0 || taken.is_some_and(|bytes| bytes <= RESERVED) {
-            Ok(())
-        } else {
-            Err(Errno::NOMEM)
-        }
+        if reserved { Ok(()) } else { self.afford_bytes(more) }
     }
 }
 
