@@ -110,7 +110,7 @@ pgbench -t 20 -c 2 2> /dev/null | grep 'actually processed'; psql -qAtc 'select 
         packages: &["mariadb-server", "mariadb-client"],
         unprivileged: true,
         script: r##"
-size="--innodb-buffer-pool-size=16M --loose-innodb-buffer-pool-size-max=64M" # of addresses: 8 TiB
+size="--innodb-buffer-pool-size=16M" # it reserves 8 TiB of addresses
 mariadb-install-db --no-defaults --datadir="$HOME/data" $size --auth-root-authentication-method=normal --skip-test-db > log 2>&1
 mariadbd --no-defaults --datadir="$HOME/data" --socket="$HOME/s" --skip-networking $size --innodb-use-native-aio=0 > server 2>&1 &
 for _ in $(seq 300); do mariadb-admin --no-defaults -u root --socket="$HOME/s" ping > /dev/null 2>&1 && break; sleep 0.1; done
