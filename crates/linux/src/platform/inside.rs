@@ -7,8 +7,8 @@
 //! the sentry serves a call. This code makes no system call, and the filter gives it no right.
 //!
 //! A call that moves the offset of a file stores the new one among the *words*, which the guest can
-//! write, and one that closes a file sets its bit there. The sentry takes both over at the next
-//! event. They are values that a call could have set.
+//! write. One that closes a file, or sets the default action of a signal, sets its bit there. The
+//! sentry takes them over at the next event. They are values that a call could have set.
 //!
 //! The *window* behind the page has the bytes of one file, the one that was opened last. A `read`
 //! copies from there. The page behind the window has the actions for signals.
@@ -48,6 +48,8 @@ pub(super) const ANSWERS_AT: usize = stub::CONTROL_LEN + ANSWERS;
 
 /// Bytes of the action for a signal.
 pub(crate) const ACTION_LEN: usize = 32;
+/// `SA_RESTORER`, the only flag of an action that the code inside sets.
+pub(super) const SA_RESTORER: u64 = 0x0400_0000;
 /// Length of all actions.
 pub(crate) const ACTIONS_LEN: usize = 64 * ACTION_LEN;
 const _: () = assert!(ACTIONS_LEN <= stub::ACTIONS_LEN);
@@ -57,8 +59,12 @@ const _: () = assert!(ACTIONS_LEN <= stub::ACTIONS_LEN);
 // lowest byte of the closed places has a bit for each, and the bits above it are a list of their
 // numbers, three bits each. The last closed place is first.
 pub(super) const CLOSED: usize = 8 * DESCRIPTORS;
+/// Signals whose action is the default from now on, a bit for each, and the restorer that came with
+/// it.
+pub(super) const DEFAULTS: usize = CLOSED + 8;
+pub(super) const RESTORER: usize = DEFAULTS + 8;
 /// Length of those that the sentry takes over.
-pub(super) const EFFECTS_LEN: usize = CLOSED + 8;
+pub(super) const EFFECTS_LEN: usize = RESTORER + 8;
 pub(super) const CALL: usize = EFFECTS_LEN;
 pub(super) const NUMBER: usize = CALL + 8;
 pub(super) const DESCRIPTOR: usize = NUMBER + 8;

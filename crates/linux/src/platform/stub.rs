@@ -116,7 +116,7 @@ pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::CLONE_PARENT_SETTI
 /// Offset in the control area of the PID of a forked child, behind all orders.
 pub(crate) const CHILD_PID: usize = ORDERS_LEN - 8;
 /// Offset in the control area of the words of [`super::inside`], behind all orders.
-pub(crate) const INSIDE_WORDS: usize = ORDERS_LEN - 128;
+pub(crate) const INSIDE_WORDS: usize = ORDERS_LEN - 192;
 /// Descriptor of the control area in a child.
 pub(crate) const CONTROL_FILE: u64 = 3;
 

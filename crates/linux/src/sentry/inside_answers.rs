@@ -28,6 +28,7 @@ use crate::platform::{
 use crate::sentry::Sentry;
 use crate::sentry::abi;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::signals::UNTOUCHABLE;
 use crate::sentry::result::SyscallControl;
 use crate::window_charge::WindowCharge;
 
@@ -182,6 +183,7 @@ impl Sentry {
                 open.offset = offset;
             }
         }
+        self.default_actions(effects.defaulted, effects.action);
         for place in effects.closed {
             if !planted::is(Bug::InsideOffset)
                 && let Some(known) = inside.descriptors[place].take()
@@ -189,6 +191,16 @@ impl Sentry {
                 // It is the same descriptor as when the answers were given.
                 let _ = self.sys_close(known.answers.number.into());
             }
+        }
+    }
+
+    /// Gives the signals of a set the default action, as calls of the guest have.
+    fn default_actions(&mut self, signals: u64, action: [u8; ACTION_LEN]) {
+        let signals = (1..=64_u64).filter(|signal| signals & !UNTOUCHABLE & 1 << (signal - 1) != 0);
+        let signals: Vec<u64> = signals.collect();
+        if !signals.is_empty() && !planted::is(Bug::InsideOffset) {
+            let handlers = &mut self.change().current_mut().handlers;
+            handlers.extend(signals.into_iter().map(|signal| (signal, action)));
         }
     }
 

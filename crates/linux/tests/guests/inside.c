@@ -21,7 +21,7 @@
 #include <unwind.h>
 
 #define INSIDE 0x700000001000ul
-#define WORDS (0x700000010000ul + 0x8000 - 128)
+#define WORDS (0x700000010000ul + 0x8000 - 192)
 #define ANSWERS (0x700000010000ul + 0xc000 + 1024)
 
 static int file;
@@ -211,12 +211,19 @@ static void actions(int rounds) {
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
     lseek(file, 0, SEEK_CUR);
     lseek(file, round % 50, SEEK_SET);
+    // The default action is set inside.
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    for (int n = 0; round % 2 && n < 5; n++) {
+      int s = 1 + next(31);
+      if (s != SIGKILL && s != SIGSTOP) wrong += sigaction(s, &standard, 0) != 0;
+    }
+    int set_inside = words[file % 8] == 1 + round % 50;
     sigset_t blocked;
     struct sigaction found[65];
     int result[65];
     for (int s = 0; s < 65; s++) result[s] = sigaction(s, 0, &found[s]);
     sigprocmask(SIG_BLOCK, 0, &blocked);
-    inside += words[file % 8] == 1 + round % 50;
+    inside += round % 2 ? set_inside : words[file % 8] == 1 + round % 50;
     syscall(SYS_rt_sigprocmask, SIG_BLOCK, 0, &seen, 8);
     wrong += *(uint64_t *)&blocked != seen;
     for (int s = 0; s < 65; s++) {
@@ -416,7 +423,7 @@ int main(void) {
     else if (!strcmp(word, "race")) race(a);
     else if (!strcmp(word, "look")) {
       uint64_t *words = (void *)WORDS, *answers = (void *)ANSWERS, left = 0;
-      for (int i = 0; i < 9; i++) left |= words[i];
+      for (int i = 0; i < 11; i++) left |= words[i];
       // Numbers of this process alone, and the descriptors that it uses itself.
       printf("left %lu at %ld\n", left, syscall(SYS_lseek, file, 0, SEEK_CUR));
     }

@@ -197,7 +197,7 @@ fn no_jump_into_the_code_inside_reaches_the_next_call() {
     let Some(mut instance) = warm(|program| program.time_limit(Duration::from_secs(2))) else {
         return;
     };
-    for offset in (0..1400).step_by(5) {
+    for offset in (0..1600).step_by(5) {
         let (kind, steps) = (offset / 5 % 16, offset / 5 % 2);
         let answer = instance.call_pristine(format!("jump {offset} {kind} {steps}\n").as_bytes());
         if let Err(CallError::Platform { source: PlatformError::Panicked(panic), .. }) = &answer {

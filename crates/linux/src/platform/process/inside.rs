@@ -2,8 +2,8 @@
 
 use super::Process;
 use crate::platform::inside::{
-    ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, DESCRIPTOR_LEN, DESCRIPTORS, EFFECTS_LEN, NUMBERS_LEN,
-    Numbers, STAT_LEN, WINDOW,
+    ACTION_LEN, ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, DEFAULTS, DESCRIPTOR_LEN, DESCRIPTORS,
+    EFFECTS_LEN, NUMBERS_LEN, Numbers, RESTORER, SA_RESTORER, STAT_LEN, WINDOW,
 };
 use crate::platform::stub;
 
@@ -25,6 +25,9 @@ pub(crate) struct InsideEffects {
     pub(crate) offsets: [Option<u64>; DESCRIPTORS],
     /// Places of descriptors that are closed, in the order of the calls.
     pub(crate) closed: Vec<usize>,
+    /// Signals that have an action now, a bit for each, and that action: the default.
+    pub(crate) defaulted: u64,
+    pub(crate) action: [u8; ACTION_LEN],
 }
 
 impl DescriptorAnswers {
@@ -110,6 +113,9 @@ impl Process {
             *new = word.checked_sub(1).filter(|offset| *offset <= i64::MAX as u64);
         }
         effects.closed = closed_places(words[DESCRIPTORS]);
+        effects.defaulted = words[DEFAULTS / 8];
+        effects.action[8..16].copy_from_slice(&SA_RESTORER.to_le_bytes());
+        effects.action[16..24].copy_from_slice(&words[RESTORER / 8].to_le_bytes());
         effects
     }
 }
