@@ -11,9 +11,10 @@
 //! because its pages become zero.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -24,6 +25,7 @@ use afresh_sys::{Memfd, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::host_file_cache;
+use crate::host_files::HostFiles;
 use crate::platform::PlatformError;
 use crate::ranges::Ranges;
 use crate::text_twin::TextTwin;
@@ -48,6 +50,8 @@ pub(crate) struct FileCache {
     pub(crate) shows_twins: bool,
     /// Memory of windows, which the budget of the cache contains.
     windows: WindowBudget,
+    /// The files of the host that are mapped themselves, in a run that no state is frozen of.
+    host_files: Option<HostFiles>,
 }
 
 #[derive(Debug)]
@@ -147,7 +151,8 @@ impl CachedFile {
             }
             filled.insert(part);
         }
-        let shown = MappedRange { cached: self.clone(), offset: wanted.start };
+        let file = MappedFile::Cached(self.clone());
+        let shown = MappedRange { file, offset: wanted.start };
         Ok(Some((shown, wanted.end - wanted.start)))
     }
 
@@ -212,10 +217,18 @@ impl Drop for CachedFile {
     }
 }
 
+/// The file that a mapping shows.
+#[derive(Clone, Debug)]
+enum MappedFile {
+    Cached(Arc<CachedFile>),
+    /// The file of the host itself.
+    Host(Arc<File>),
+}
+
 /// Bytes of a file that a mapping shows.
 #[derive(Clone, Debug)]
 pub(crate) struct MappedRange {
-    cached: Arc<CachedFile>,
+    file: MappedFile,
     /// Where they begin in the file.
     offset: u64,
 }
@@ -223,7 +236,12 @@ pub(crate) struct MappedRange {
 /// Two are equal when they are the same bytes of the same file.
 impl PartialEq for MappedRange {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.cached, &other.cached) && self.offset == other.offset
+        let same = match (&self.file, &other.file) {
+            (MappedFile::Cached(one), MappedFile::Cached(other)) => Arc::ptr_eq(one, other),
+            (MappedFile::Host(one), MappedFile::Host(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        same && self.offset == other.offset
     }
 }
 
@@ -232,41 +250,58 @@ impl Eq for MappedRange {}
 impl MappedRange {
     /// The same, `bytes` bytes further on.
     pub(crate) fn from(&self, bytes: u64) -> Self {
-        Self { cached: self.cached.clone(), offset: self.offset + bytes }
+        Self { file: self.file.clone(), offset: self.offset + bytes }
     }
 
     /// The first `len` bytes, whole pages that a process shows, as an image that shares their
     /// memory.
     pub(crate) fn image(&self, len: u64) -> Result<Image, ImageError> {
-        let lender: Arc<dyn FileOwner> = self.cached.clone();
+        let MappedFile::Cached(cached) = &self.file else {
+            return Err(ImageError::Filler(
+                "a run without a frozen state maps host files".to_owned(),
+            ));
+        };
+        let lender: Arc<dyn FileOwner> = cached.clone();
         let pages = PageRange::new((self.offset / PAGE) as usize, (len / PAGE) as usize);
         let wanted = self.offset..self.offset + len;
-        let there = self.cached.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let there = cached.filled.lock().unwrap_or_else(PoisonError::into_inner);
         if there.within(wanted.clone()).as_slice() != std::slice::from_ref(&wanted) {
             return Err(ImageError::Filler("a file's bytes are shown before they came".to_owned()));
         }
         // SAFETY: a filled range is written once before its use, and released after its last
         // reference.
-        unsafe { self.cached.lent.image(&lender, pages) }
+        unsafe { cached.lent.image(&lender, pages) }
     }
 
-    /// The memory file, for reading: a guest's process must not change what others show.
+    /// The memory file or the host file, for reading: a guest's process must not change what others
+    /// show.
     pub(crate) fn file(&self) -> Result<BorrowedFd<'_>, PlatformError> {
         let failed =
             |error| PlatformError::kernel("opening a file of the cache", io::Error::other(error));
-        self.cached.place.file.read_only().map_err(failed)
+        match &self.file {
+            MappedFile::Cached(cached) => cached.place.file.read_only().map_err(failed),
+            MappedFile::Host(file) => Ok(file.as_fd()),
+        }
     }
 
-    /// Whether both are in one memory file.
+    /// Whether both are in one memory file, or of one host file.
     pub(crate) fn shares_file(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.cached.place, &other.cached.place)
+        match (&self.file, &other.file) {
+            (MappedFile::Cached(one), MappedFile::Cached(other)) => {
+                Arc::ptr_eq(&one.place, &other.place)
+            }
+            (MappedFile::Host(one), MappedFile::Host(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
     }
 
-    /// The call that maps `len` bytes of it at `start`; `descriptor` is the memory file's in the
-    /// process.
+    /// The call that maps `len` bytes of it at `start`; `descriptor` is the file's in the process.
     pub(crate) fn order(&self, start: u64, len: u64, protection: u64, descriptor: u64) -> [u64; 7] {
         let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let at = self.cached.range.start + self.offset;
+        let at = match &self.file {
+            MappedFile::Cached(cached) => cached.range.start + self.offset,
+            MappedFile::Host(_) => self.offset,
+        };
         [libc::SYS_mmap as u64, start, len, protection, flags as u64, descriptor, at]
     }
 }
@@ -302,6 +337,12 @@ impl FileCache {
         } else {
             None
         };
+        if let Some(host_files) = self.host_files.as_mut().filter(|_| twin.is_none())
+            && let Some(file) = host_files.find(tree, node)
+        {
+            let shown = MappedRange { file: MappedFile::Host(file), offset: wanted.start };
+            return Ok(Some((shown, wanted.end - wanted.start)));
+        }
         if let Some(shared) = host_file_cache::show((tree, node), wanted.clone(), twin.as_ref())? {
             return Ok(Some(shared));
         }
@@ -310,6 +351,13 @@ impl FileCache {
             Some(cached) => Ok(cached.show((tree, node), wanted, most, &|| true)?),
             None => Ok(None),
         }
+    }
+
+    /// Maps unchanged host files themselves, without a copy of their bytes. Mappings then show what
+    /// the host writes to them, as in any process of the host, and no state of the guest can be
+    /// frozen.
+    pub(crate) fn map_host_files(&mut self) {
+        self.host_files = Some(HostFiles::default());
     }
 
     /// Charges `charge` for a window of `bytes`, within a cache of at most `most` bytes. Returns
@@ -383,6 +431,13 @@ mod tests {
         (tree, node)
     }
 
+    fn cached(shown: &MappedRange) -> &Arc<CachedFile> {
+        match &shown.file {
+            MappedFile::Cached(cached) => cached,
+            MappedFile::Host(_) => unreachable!("no host files are mapped here"),
+        }
+    }
+
     fn holds(contents: &FileCache) -> u64 {
         contents.place.as_ref().unwrap().holds()
     }
@@ -396,12 +451,12 @@ mod tests {
         let (whole, len) = show(&tree, 0, 20);
         assert_eq!(len, 8 * PAGE, "as many pages as the file has");
         let (part, _) = show(&tree, 2, 3);
-        assert!(Arc::ptr_eq(&whole.cached, &part.cached));
+        assert!(Arc::ptr_eq(cached(&whole), cached(&part)));
         // A file that was changed is another.
         let mut later = tree.clone();
         later.write(node, 0, b"new", Time::default()).unwrap();
         let (other, _) = show(&later, 0, 1);
-        assert!(!Arc::ptr_eq(&whole.cached, &other.cached));
+        assert!(!Arc::ptr_eq(cached(&whole), cached(&other)));
         assert_eq!(holds(&contents), 9 * PAGE);
         drop((whole, other));
         assert_eq!(holds(&contents), 8 * PAGE);
@@ -420,7 +475,7 @@ mod tests {
         // A refused range does not count as filled.
         let (whole, _) = contents.show(&tree, node, (0, 8 * PAGE, 1), 8 * PAGE).unwrap().unwrap();
         let mut bytes = vec![0; 8 * PAGE_SIZE];
-        rustix::io::pread(whole.file().unwrap(), &mut bytes, whole.cached.range.start).unwrap();
+        rustix::io::pread(whole.file().unwrap(), &mut bytes, cached(&whole).range.start).unwrap();
         assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
         assert!(rustix::io::pwrite(whole.file().unwrap(), &bytes, 0).is_err());
         drop((kept, whole));

@@ -41,6 +41,7 @@ mod frozen;
 mod frozen_state;
 mod guest;
 mod host_file_cache;
+mod host_files;
 mod host_program;
 mod http;
 mod instance;

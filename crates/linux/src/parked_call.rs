@@ -97,7 +97,7 @@ mod tests {
     fn a_process_that_is_killed_while_it_waits_ends_the_call_alone() {
         let limit = Duration::from_secs(100);
         let program = Program::new("/bin/sh").arg("-c").arg(ASKS).env("PATH", "/usr/bin:/bin");
-        let mut guest = match program.start(|_| Ok(())) {
+        let mut guest = match program.start(true, |_| Ok(())) {
             Ok(guest) => guest,
             Err(WarmError::Platform(error @ PlatformError::Missing { .. })) => {
                 println!("SKIPPED: {error}");

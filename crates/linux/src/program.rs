@@ -466,9 +466,10 @@ impl Program {
     }
 
     /// Starts the program in a new process, with only the program mapped, once `prepare` has
-    /// changed its kernel state.
+    /// changed its kernel state. Its state can be frozen if it `freezes`.
     pub(crate) fn start(
         &self,
+        freezes: bool,
         prepare: impl FnOnce(&mut Kernel) -> Result<(), WarmError>,
     ) -> Result<Guest, WarmError> {
         let (path, args) = self.command_line()?;
@@ -483,6 +484,9 @@ impl Program {
         let body = Subprocess::new(Process::new(None, None)?, FIRST);
         let mut sentry = Sentry::new(Arc::new(state), self.output, self.egress());
         sentry.answer_inside(self.answers_inside);
+        if !freezes {
+            sentry.contents.map_host_files();
+        }
         let mut guest = Guest::new(body, sentry, ParkedSubprocesses::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =
@@ -501,7 +505,7 @@ impl Program {
     /// When the host cannot run guests, the program cannot be loaded, or it ends or takes too long
     /// before it waits.
     pub fn warm(&self) -> Result<Warm, WarmError> {
-        let mut guest = self.start(|_| Ok(()))?;
+        let mut guest = self.start(true, |_| Ok(()))?;
         guest.sentry.streams.stop = self.stop.clone();
         let deadline = after(self.start);
         let mut requests = self.requests.iter();

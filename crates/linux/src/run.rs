@@ -185,7 +185,7 @@ impl Program {
                 .map_err(|error| WarmError::File { path: Path::new("/dev/pts").to_owned(), error }),
             None => Ok(()),
         };
-        let mut guest = self.start(attach)?;
+        let mut guest = self.start(keeps, attach)?;
         let files_before = guest.sentry.state.tree.clone();
         let typed = terminal.is_some_and(|(standard, _)| standard[0]);
         let (typed, input) = if typed { (input, None) } else { (None, input) };
@@ -233,7 +233,7 @@ impl Program {
     /// # Errors
     /// As [`Program::warm`]; that the program ended is no error, however it did.
     pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
-        let mut guest = self.start(|_| Ok(()))?;
+        let mut guest = self.start(false, |_| Ok(()))?;
         let deadline = after(self.start);
         guest.sentry.streams.input = input.to_vec();
         guest.sentry.streams.uncalled = true;

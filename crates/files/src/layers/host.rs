@@ -483,18 +483,21 @@ impl HostDirectory {
         Ok(file)
     }
 
-    /// Which file it is on the host, and as of when; `None` for one that is read where it was kept.
-    pub(crate) fn on_host(&self, node: Node) -> Option<HostFile> {
+    /// A file on the host, open for reading, and its identity; `None` for one that is read where it
+    /// was kept.
+    pub(crate) fn open_on_host(&self, node: Node) -> Option<(Arc<File>, HostFile)> {
         if self.is_kept() {
             return None;
         }
-        let stat = rustix::fs::fstat(self.file(node).ok()?).ok()?;
-        Some(HostFile {
+        let file = self.file(node).ok()?;
+        let stat = rustix::fs::fstat(&*file).ok()?;
+        let identity = HostFile {
             file: (stat.st_dev, stat.st_ino),
             size: u64::try_from(stat.st_size).ok()?,
             modified: (stat.st_mtime, stat.st_mtime_nsec),
             changed: (stat.st_ctime, stat.st_ctime_nsec),
-        })
+        };
+        Some((file, identity))
     }
 
     /// A unique name: the contents are unknown, but they belong to this directory at this time.

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -115,7 +116,7 @@ impl HostDirectory {
         match self.absent {}
     }
 
-    pub(crate) fn on_host(&self, _: Node) -> Option<HostFile> {
+    pub(crate) fn open_on_host(&self, _: Node) -> Option<(Arc<File>, HostFile)> {
         match self.absent {}
     }
 

@@ -1,6 +1,7 @@
 //! All layers of a tree, read by source.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,12 +80,12 @@ impl Layers {
         self.mounted.get(&node).copied().unwrap_or(node)
     }
 
-    /// The host file that has exactly `content`.
-    pub(crate) fn on_host(&self, content: &Content) -> Option<HostFile> {
+    /// The host file that has exactly `content`, which is open for reading, and its identity.
+    pub(crate) fn open_on_host(&self, content: &Content) -> Option<(Arc<File>, HostFile)> {
         let under = content.under.as_ref().filter(|under| under.len == content.size)?;
         let Source::Host(node) = under.source else { return None };
-        let file = self.host(node)?.on_host(node)?;
-        (content.pages.is_empty() && file.size() == content.size).then_some(file)
+        let found = self.host(node)?.open_on_host(node)?;
+        (content.pages.is_empty() && found.1.size() == content.size).then_some(found)
     }
 
     /// Whether a host directory has shown a file of that number.

@@ -9,6 +9,7 @@
 //! May break it: holding a file and never releasing it keeps it; a held number is invalid in a tree
 //! that is not a relative.
 
+use std::fs::File;
 use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
@@ -241,8 +242,14 @@ impl Tree {
     /// The host file with exactly the bytes of this one; `None` for any other.
     #[must_use]
     pub fn host_file(&self, node: Node) -> Option<HostFile> {
+        self.open_host_file(node).map(|(_, identity)| identity)
+    }
+
+    /// That host file, open for reading, and its identity.
+    #[must_use]
+    pub fn open_host_file(&self, node: Node) -> Option<(Arc<File>, HostFile)> {
         match &self.inode(node).ok()?.body {
-            Body::File(content) => self.lower.layers.on_host(content),
+            Body::File(content) => self.lower.layers.open_on_host(content),
             _ => None,
         }
     }

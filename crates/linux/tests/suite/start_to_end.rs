@@ -5,8 +5,9 @@ use crate::common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use afresh_linux::{End, Program, WarmError};
+use afresh_linux::{End, Program, WarmError, cached_file_bytes};
 use afresh_sys::planted::{self, Bug};
+use afresh_sys::{PAGE_SIZE, run_isolated};
 
 fn runs(flags: &[&str]) {
     let Some(path) = common::compiled("hello.c", flags) else { return };
@@ -98,6 +99,35 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     // Granting the root grants everything except the kernel's files about the host and the sentry.
     let all = format!("{}\n{}\n/etc/login.defs\n", file.display(), link.display());
     assert_eq!(opened(Program::new(&path).grant("/")).unwrap(), all);
+}
+
+#[test]
+fn a_run_without_a_frozen_state_copies_no_host_file() {
+    const NAME: &str = "start_to_end::a_run_without_a_frozen_state_copies_no_host_file";
+    run_isolated(NAME, || {
+        // A twin is a copy.
+        let program = Program::new("/bin/true").answer_inside(false);
+        let Some(run) = common::here(program.run(b"")) else { return };
+        assert_eq!(run.end, End::Exit(0));
+        assert_eq!(cached_file_bytes(), 0);
+        if common::here(Program::new("/bin/cat").warm()).is_some() {
+            assert!(cached_file_bytes() > 0);
+        }
+    });
+}
+
+#[test]
+fn no_mapping_of_a_host_file_changes_it() {
+    let Some(path) = common::compiled("mapped_host_file.c", &[]) else { return };
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mapped-host-file");
+    std::fs::write(&file, [b'a'; 2 * PAGE_SIZE]).unwrap();
+    let program = Program::new(path).arg(&file).grant(&file);
+    let Some(run) = common::here(program.run(b"")) else { return };
+    let output = String::from_utf8(run.output).unwrap();
+    assert_eq!(run.end, End::Exit(0), "{output}{}", run.messages);
+    let expected = "child 0 ba\nshared 13\nprocess_vm_writev -1\nmoved aba\nafter a write dda\n";
+    assert_eq!(output, expected);
+    assert_eq!(std::fs::read(&file).unwrap(), [b'a'; 2 * PAGE_SIZE]);
 }
 
 #[test]

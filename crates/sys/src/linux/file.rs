@@ -41,6 +41,23 @@ impl Reservation {
     }
 }
 
+/// Whether a process like this one may map `file` to execute it: its file system and the security
+/// modules of the host decide.
+#[must_use]
+pub fn can_be_executed(file: BorrowedFd<'_>) -> bool {
+    let protection = libc::PROT_READ | libc::PROT_EXEC;
+    let null = std::ptr::null_mut();
+    // SAFETY: a new mapping at an address that the kernel chooses replaces no other.
+    let mapped =
+        unsafe { libc::mmap(null, PAGE_SIZE, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
+    if mapped == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: the mapping that was just made, and nothing points into it.
+    unsafe { libc::munmap(mapped, PAGE_SIZE) };
+    true
+}
+
 /// Fills `len` bytes at `to` from `offset` of `file` on. Safe to call in a signal handler.
 ///
 /// # Safety
