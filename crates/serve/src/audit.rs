@@ -1,25 +1,35 @@
 //! The audit log: one line of JSON for each operation on sandboxes, appended to a file.
 //!
 //! Promises: a line has no code, no content, no key and no token. Lines are only written at the end
-//! of the file. A line that cannot be written is counted and logged; a log that is required refuses
-//! the operation then. A full disk may cut off such a line, and the next record begins on a new
-//! line. May break it: a host that loses power, since lines are not synced to the disk.
+//! of the file, by one thread, so that a file that takes no bytes stops nothing else. A line that
+//! cannot be written is counted and logged; a log that is required refuses the operation then. A
+//! full disk may cut off such a line, and the next record begins on a new line. May break it: a
+//! host that loses power, since lines are not synced to the disk, and a killed server, which loses
+//! its queued lines.
+
+mod line_queue;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::StatusCode;
+use line_queue::{Entry, LineQueue};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
 
 use crate::error_response::ErrorResponse;
-use crate::lock::lock;
 
 /// Permissions of a new log: its owner's alone.
 const MODE: u32 = 0o600;
+/// How long an operation waits for its line if the log is required.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server that ends waits for its lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The audit log of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +53,7 @@ impl AuditConfig {
 /// The log, open.
 pub(crate) struct AuditLog {
     config: AuditConfig,
-    file: Mutex<LineWriter<File>>,
+    queue: Arc<LineQueue>,
     pub(crate) records: Counter,
     pub(crate) failures: Counter,
 }
@@ -90,46 +100,38 @@ impl<W: Write> LineWriter<W> {
     }
 }
 
-impl AuditLog {
-    pub(crate) fn open(config: &AuditConfig) -> io::Result<Self> {
-        Ok(Self {
-            file: Mutex::new(LineWriter::new(open(config)?)),
-            config: config.clone(),
-            records: Counter::default(),
-            failures: Counter::default(),
-        })
-    }
+/// The thread that writes the lines.
+struct LogThread {
+    config: AuditConfig,
+    queue: Arc<LineQueue>,
+    file: LineWriter<File>,
+    records: Counter,
+    failures: Counter,
+}
 
-    /// Opens the file of this name again: after a rotation that is another one.
-    pub(crate) fn reopen(&self) {
-        match open(&self.config) {
-            Ok(file) => {
-                *lock(&self.file) = LineWriter::new(file);
-            }
-            Err(error) => {
-                self.failures.inc();
-                let path = self.config.path.display();
-                tracing::error!(%path, %error, "the audit log cannot be opened again; lines go to the old file");
+impl LogThread {
+    fn run(mut self) {
+        while let Some(entry) = self.queue.take() {
+            match entry {
+                Entry::Line { result: Some(result), .. } if result.is_closed() => {}
+                Entry::Line { text, result } => {
+                    let is_written = self.append(&text);
+                    if let Some(result) = result {
+                        // An operation that waits no longer was refused.
+                        let _ = result.send(is_written);
+                    }
+                }
+                Entry::Reopen => self.reopen(),
+                Entry::Flush(done) => {
+                    // The server may have stopped waiting.
+                    let _ = done.send(());
+                }
             }
         }
     }
 
-    /// Whether operations without a record are refused.
-    pub(crate) fn is_required(&self) -> bool {
-        self.config.required
-    }
-
-    /// Appends one line. False if that failed.
-    pub(crate) fn write(&self, fields: Map<String, Value>) -> bool {
-        let time = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
-        let mut line = Map::new();
-        line.insert("time".to_owned(), Value::String(time));
-        line.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
-        let line = Value::Object(line).to_string();
-        let mut file = lock(&self.file);
-        let written = file.append(&line);
-        drop(file);
-        match written {
+    fn append(&mut self, line: &str) -> bool {
+        match self.file.append(line) {
             Ok(()) => {
                 self.records.inc();
                 true
@@ -140,6 +142,108 @@ impl AuditLog {
                 tracing::error!(%path, %error, "a line of the audit log could not be written");
                 false
             }
+        }
+    }
+
+    fn reopen(&mut self) {
+        match open(&self.config) {
+            Ok(file) => self.file = LineWriter::new(file),
+            Err(error) => {
+                self.failures.inc();
+                let path = self.config.path.display();
+                tracing::error!(%path, %error, "the audit log cannot be opened again; lines go to the old file");
+            }
+        }
+    }
+}
+
+impl Drop for AuditLog {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+impl AuditLog {
+    pub(crate) fn open(config: &AuditConfig) -> io::Result<Self> {
+        let log = Self {
+            config: config.clone(),
+            queue: Arc::default(),
+            records: Counter::default(),
+            failures: Counter::default(),
+        };
+        let thread = LogThread {
+            config: config.clone(),
+            queue: log.queue.clone(),
+            file: LineWriter::new(open(config)?),
+            records: log.records.clone(),
+            failures: log.failures.clone(),
+        };
+        std::thread::Builder::new().name("audit".to_owned()).spawn(|| thread.run())?;
+        Ok(log)
+    }
+
+    /// Opens the file of this name again, after the lines of before: after a rotation that is
+    /// another one.
+    pub(crate) fn reopen(&self) {
+        self.queue.add_reopen();
+    }
+
+    /// Whether operations without a record are refused.
+    pub(crate) fn is_required(&self) -> bool {
+        self.config.required
+    }
+
+    fn count_failure(&self, error: &str) {
+        self.failures.inc();
+        let path = self.config.path.display();
+        tracing::error!(%path, error, "a line of the audit log could not be written");
+    }
+
+    /// Queues one line. False if it is lost.
+    fn queue(&self, fields: Map<String, Value>, result: Option<oneshot::Sender<bool>>) -> bool {
+        let time = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
+        let mut line = Map::new();
+        line.insert("time".to_owned(), Value::String(time));
+        line.extend(fields.into_iter().filter(|(_, value)| !value.is_null()));
+        let is_queued = self.queue.add_line(Value::Object(line).to_string(), result);
+        if !is_queued {
+            self.count_failure("too many lines wait for the file");
+        }
+        is_queued
+    }
+
+    /// Appends one line, without a wait. A line that is lost is counted.
+    pub(crate) fn write(&self, fields: Map<String, Value>) {
+        self.queue(fields, None);
+    }
+
+    /// Appends one line. False if it could not be written in time; it may be written later then if
+    /// the file has taken a part of it.
+    async fn write_now(&self, fields: Map<String, Value>) -> bool {
+        // With others before it that do not move, it would wait in vain.
+        if self.queue.is_stalled(WRITE_TIMEOUT) {
+            self.count_failure("the file takes no bytes");
+            return false;
+        }
+        let (sender, result) = oneshot::channel();
+        if !self.queue(fields, Some(sender)) {
+            return false;
+        }
+        let Ok(result) = tokio::time::timeout(WRITE_TIMEOUT, result).await else {
+            self.count_failure("the file takes no bytes");
+            return false;
+        };
+        // An error is a thread that has ended.
+        result.unwrap_or(false)
+    }
+
+    /// Waits until the lines of before are written, for a limited time.
+    pub(crate) async fn flush(&self) {
+        let (done, flushed) = oneshot::channel();
+        self.queue.add_flush(done);
+        if tokio::time::timeout(FLUSH_TIMEOUT, flushed).await.is_err() {
+            let (path, lines) = (self.config.path.display(), self.queue.lines());
+            tracing::error!(%path, lines, "the file takes no bytes, and loses lines");
         }
     }
 
@@ -154,13 +258,12 @@ impl AuditLog {
     }
 
     /// Records the beginning of an operation if the log is required.
-    pub(crate) fn begin(&self, fields: &Map<String, Value>) -> Result<(), ErrorResponse> {
+    pub(crate) async fn begin(&self, mut fields: Map<String, Value>) -> Result<(), ErrorResponse> {
         if !self.is_required() {
             return Ok(());
         }
-        let mut fields = fields.clone();
         fields.insert("event".to_owned(), json!("begin"));
-        match self.write(fields) {
+        match self.write_now(fields).await {
             true => Ok(()),
             false => Err(ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -178,18 +281,19 @@ mod tests {
         Map::from_iter([("tenant".to_owned(), json!("acme")), ("key".to_owned(), Value::Null)])
     }
 
-    #[test]
-    fn lines_are_appended_and_a_rotated_file_is_left() {
+    #[tokio::test]
+    async fn lines_are_appended_and_a_rotated_file_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let config = AuditConfig::new(dir.path().join("audit"));
         std::fs::write(&config.path, "{}\n").unwrap();
         let log = AuditLog::open(&config).unwrap();
-        assert!(log.write(fields()));
+        assert!(log.write_now(fields()).await);
         let rotated = dir.path().join("audit.1");
         std::fs::rename(&config.path, &rotated).unwrap();
-        assert!(log.write(fields()));
+        log.write(fields());
         log.reopen();
-        assert!(log.write(fields()));
+        log.write(fields());
+        log.flush().await;
         let lines = |path| std::fs::read_to_string(path).unwrap();
         assert_eq!(lines(&rotated).lines().count(), 3);
         let text = lines(&config.path);
@@ -237,14 +341,14 @@ mod tests {
         assert_eq!([lines[0], lines[2], lines[3]], [r#"{"n":1}"#, r#"{"n":4}"#, r#"{"n":5}"#]);
     }
 
-    #[test]
-    fn a_required_log_that_cannot_be_written_refuses() {
+    #[tokio::test]
+    async fn a_required_log_that_cannot_be_written_refuses() {
         let mut config = AuditConfig::new("/dev/full");
         let log = AuditLog::open(&config).unwrap();
-        assert!(!log.write(fields()) && log.begin(&fields()).is_ok());
+        assert!(!log.write_now(fields()).await && log.begin(fields()).await.is_ok());
         config.required = true;
         let log = AuditLog::open(&config).unwrap();
-        let refused = log.begin(&fields()).unwrap_err();
+        let refused = log.begin(fields()).await.unwrap_err();
         assert_eq!((refused.status, refused.later), (StatusCode::SERVICE_UNAVAILABLE, true));
         assert_eq!(log.failures.get(), 1);
     }

@@ -220,6 +220,7 @@ impl Server {
             // It has the same phases, and was waited for.
             let _ = admin.await;
         }
+        shared.flush_audit().await;
         saved
     }
 }

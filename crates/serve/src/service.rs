@@ -241,6 +241,13 @@ impl ServerState {
         }
     }
 
+    /// Waits for the lines of the audit log, for a limited time.
+    pub(crate) async fn flush_audit(&self) {
+        if let Some(audit) = &self.audit {
+            audit.flush().await;
+        }
+    }
+
     /// Records and counts a reload.
     pub(crate) fn end_reload(&self, is_done: bool) {
         if let Some(audit) = &self.audit {

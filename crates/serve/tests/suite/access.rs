@@ -77,7 +77,7 @@ const ROUTES: [(&str, &str, Needs); 49] = [
 const KEYS: [(&str, &str); 3] =
     [("key-of-acme", "use"), ("key-admin", "admin"), ("key-metrics", "metrics")];
 
-fn configure(dir: &Path, script: &str) -> Config {
+pub(crate) fn configure(dir: &Path, script: &str) -> Config {
     let file = dir.join("keys");
     let lines = KEYS.map(|(key, scope)| format!("acme {key} scopes={scope} id={scope}-1\n"));
     std::fs::write(&file, lines.concat()).unwrap();

@@ -1,6 +1,7 @@
 //! The server's tests, in one program that is linked once.
 
 mod access;
+mod audit;
 mod budgets;
 mod code;
 mod common;

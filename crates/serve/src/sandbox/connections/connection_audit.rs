@@ -54,14 +54,15 @@ mod tests {
     use super::*;
     use crate::audit::AuditConfig;
 
-    #[test]
-    fn each_connection_is_a_line_with_its_tenant_and_sandbox() {
+    #[tokio::test]
+    async fn each_connection_is_a_line_with_its_tenant_and_sandbox() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         let audit = Arc::new(AuditLog::open(&AuditConfig::new(&path)).unwrap());
         let log = connection_log(Some(&audit), &"acme".into(), "s1");
         let record = ConnectionRecord::new("api.test", 443, Outcome::Refused);
         log.record(record.reason("no rule allows it").request("PUT", "/v1"));
+        audit.flush().await;
         let text = std::fs::read_to_string(path).unwrap();
         let mut line: Value = serde_json::from_str(text.trim()).unwrap();
         line.as_object_mut().unwrap().remove("time");

@@ -138,9 +138,9 @@ impl RequestRecord {
     }
 
     /// Records that the operation begins, if it must not without a record.
-    pub(crate) fn begin(&self) -> Result<(), ErrorResponse> {
+    pub(crate) async fn begin(&self) -> Result<(), ErrorResponse> {
         match &self.all.audit {
-            Some(audit) => audit.begin(&self.fields()),
+            Some(audit) => audit.begin(self.fields()).await,
             None => Ok(()),
         }
     }

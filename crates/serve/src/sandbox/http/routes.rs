@@ -319,7 +319,7 @@ impl Routes {
         if let Some(tenant) = notes.tenant() {
             crate::span::tenant(&tenant);
         }
-        record.begin()?;
+        record.begin().await?;
         request.extensions_mut().insert(notes.clone());
         Ok(self.answer_by_path(record.count_request(request)).await)
     }
