@@ -4,6 +4,7 @@
 //! that clients download. A fork counts the checkpoints that it shares. A state without a name is
 //! in the tree while a sandbox stands on it or can be undone to it, and counts as the present state
 //! of that sandbox. May break it: memory that the last call added counts from the next measurement.
+//! Memory that background work adds is in no state, and counts from the next call.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
