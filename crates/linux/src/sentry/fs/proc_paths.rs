@@ -286,11 +286,11 @@ impl Kernel {
         match meant {
             ProcTarget::Descriptor(id, number) => {
                 let found = self.descriptors_of(*id).find(|(n, _, _)| n == number)?;
-                let name = self.name_of(found.1, found.2).map(|name| self.seen(name));
+                let name = self.name_of(found.1, found.2).map(|name| self.visible_path(name));
                 Some(name.ok_or(Errno::NAMETOOLONG))
             }
             ProcTarget::Program(id) => {
-                Some(Ok(self.seen(self.processes.info(*id)?.program.clone())))
+                Some(Ok(self.visible_path(self.processes.info(*id)?.program.clone())))
             }
             ProcTarget::Current(id) => Some(self.path_seen(self.processes.get(*id)?.directory)),
             ProcTarget::Root(id) => Some(self.path_seen(self.processes.get(*id)?.root())),

@@ -76,13 +76,13 @@ impl Kernel {
     }
 
     /// A path of the tree as a link in `/proc` shows it to the current process.
-    pub(in crate::sentry) fn seen(&self, path: Vec<u8>) -> Vec<u8> {
+    pub(in crate::sentry) fn visible_path(&self, path: Vec<u8>) -> Vec<u8> {
         self.seen_below_root(&path).unwrap_or(path)
     }
 
     /// The path of a directory, as such a link.
     pub(in crate::sentry) fn path_seen(&self, directory: Node) -> Result<Vec<u8>, Errno> {
-        path_of(&self.tree, directory).map(|path| self.seen(path))
+        path_of(&self.tree, directory).map(|path| self.visible_path(path))
     }
 
     /// The path of the current directory, as `getcwd` returns it.
