@@ -68,9 +68,9 @@ fn a_program_starts_in_another_directory() {
     // Of a saved state as well.
     let (_, err, code) = ended(&top, &["--save", "store", "--", "true"]);
     assert_eq!(code, Some(0), "{err}");
-    let (out, err, code) = ended(&top, &["-w", "/made/there", "store", "--", "/bin/pwd"]);
+    let (out, err, code) = ended(&top, &["-w", "/made/there", "./store", "--", "/bin/pwd"]);
     assert_eq!((&*out, code), ("/made/there\n", Some(0)), "{err}");
-    let (_, err, code) = ended(&top, &["-w", "there", "store", "--", "/bin/pwd"]);
+    let (_, err, code) = ended(&top, &["-w", "there", "./store", "--", "/bin/pwd"]);
     assert!(code == Some(1) && err.contains("absolute"), "{err}");
 }
 
