@@ -441,7 +441,12 @@ impl Sandbox {
     pub(crate) fn fork(&mut self, count: usize) -> Result<Vec<Self>, SandboxError> {
         self.check_states()?;
         let forks = self.session.fork(count)?;
-        self.charge.measure(&self.session)?;
+        if let Err(refused) = self.charge.measure(&self.session) {
+            drop(forks);
+            // What is left was charged before.
+            let _ = self.charge.measure(&self.session);
+            return Err(refused);
+        }
         let sandbox = |fork| Self::new(fork, self.language, Arc::clone(&self.charge));
         Ok(forks.into_iter().map(sandbox).collect())
     }
@@ -565,6 +570,8 @@ mod tests {
         }
         fill(&mut other, 4);
         assert!(other.fork(1).is_err());
+        // The memory of refused forks is not charged.
+        start().checkpoint("small").unwrap();
         // States are freed with the last sandbox of their tree.
         one.rollback(&first.to_string()).unwrap();
         drop(fork);

@@ -13,6 +13,8 @@ const { bytes: asBytes, options, text, timeout } = require('./options.js')
 const PIECE = 64 * 1024
 /** Milliseconds of a request, if neither it nor the sandbox has a limit. */
 const TIMEOUT = 60_000
+/** The longest time of a timer of Node, in milliseconds. */
+const MAX_TIMER = 2 ** 31 - 1
 
 /** A connection into a sandbox. Its operations follow one another. */
 class PortConnection {
@@ -195,7 +197,7 @@ class Port {
       const sent = { host: 'localhost', connection: 'close', ...headers }
       const request = http.request({ ...wanted, headers: sent, createConnection: () => stream })
       // A response may also arrive in pieces without end.
-      const timer = setTimeout(() => request.destroy(connection.late()), connection.left)
+      const timer = setTimeout(() => request.destroy(connection.late()), Math.min(connection.left, MAX_TIMER))
       request.on('error', refuse)
       request.on('upgrade', switched)
       request.on('connect', switched)

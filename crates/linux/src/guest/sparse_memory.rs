@@ -14,8 +14,8 @@ const MAX_RETRIES: usize = 64;
 const FAULT: u64 = (-(libc::EFAULT as i64)) as u64;
 
 impl Guest {
-    /// Opens the block that an instruction of the guest has touched. Whether there is one, so that
-    /// the instruction can be made again.
+    /// Opens the block that an instruction of the guest has touched. Returns whether a block was
+    /// opened. The instruction then runs again.
     pub(super) fn opens_block(&mut self, signal: i32) -> Result<bool, PlatformError> {
         let opened = self.sentry.open_touched(&mut self.body.process, signal);
         let Some(change) = opened else { return Ok(false) };
@@ -28,9 +28,12 @@ impl Guest {
     pub(super) fn serve_open(&mut self, call: &mut Call) -> Result<SyscallControl, PlatformError> {
         for _ in 0..MAX_RETRIES {
             for place in self.sentry.used_by(&self.body.process, call) {
+                if let Some(pause) = self.sentry.pause_to_open(&place) {
+                    return Ok(pause);
+                }
                 self.open(call, place)?;
             }
-            // Memory that was refused before says nothing about this call.
+            // Memory that an earlier call was refused.
             self.body.process.take_refused();
             let control = self.sentry.serve(&mut self.body.process, call)?;
             match (&control, self.body.process.take_refused()) {

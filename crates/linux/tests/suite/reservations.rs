@@ -90,9 +90,12 @@ def once():
     if child == 0: os._exit(3)
     assert libc.wait4(-1, place(3), 0, place(4)) == child and byte(place(3).value + 1).value == 3
     listener = socket.socket(socket.AF_UNIX); listener.bind("/tmp/once"); listener.listen()
-    clients = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for client in clients: client.connect("/tmp/once")
-    assert libc.accept(listener.fileno(), place(5), place(6)) > 0; listener.setblocking(False); listener.accept(); os.unlink("/tmp/once")
+    # The first bytes of an argument may be accessible before the call.
+    byte(place(11).value).value = 0
+    for address in (place(5), place(11)): assert libc.accept(listener.fileno(), address, place(6)) > 0
+    listener.setblocking(False); listener.accept(); os.unlink("/tmp/once")
     try: listener.accept(); assert False
     except BlockingIOError: pass
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

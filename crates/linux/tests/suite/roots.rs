@@ -77,11 +77,15 @@ def calls():
     apart(threads)
     def runs():
         # Programs and their loaders are found below the root, also by a descriptor.
+        import shutil
+        shutil.copy("/bin/true", TOP + "/true"); away = os.open(TOP + "/true", os.O_RDONLY)
         fd = os.open("/bin/true", os.O_RDONLY); script = os.open("/usr/bin", os.O_RDONLY); os.chroot("/usr"); os.chdir("/")
         for path in ("/bin/true", "/usr/bin/true", "bin/../../bin/true"): print("runs", path, of(lambda: subprocess.run([path]).returncode))
         print(subprocess.run(["/bin/readlink", f"/dev/fd/{fd}"], pass_fds=[proc]).returncode)
         def by_descriptor(): os.execve(fd, ["true"], {})
         apart(by_descriptor); apart(lambda: os.execve(fd, ["true"], {}))
+        # Also one that the root does not lead to.
+        apart(lambda: os.execve(away, ["true"], {}))
     apart(runs)
 "##;
 

@@ -322,9 +322,12 @@ fn paths_of_operations_are_those_of_a_program_where_a_request_names_a_sandbox() 
                 request.send().await.unwrap().status().as_u16()
             };
             assert_eq!(ask("x-other", "unknown").await, 200, "{path}");
-            for (header, value) in
-                [("e2b-sandbox-id", "unknown"), ("host", "8000-unknown.example.com")]
-            {
+            let pod = "10-42-0-7.default.pod.cluster.local:8080";
+            assert_eq!(ask("host", pod).await, 200, "{path}");
+            for (header, value) in [
+                ("e2b-sandbox-id", "ff8bf581955372bd9011"),
+                ("host", "8000-ff8bf581955372bd9011.example.com"),
+            ] {
                 assert_ne!(ask(header, value).await, 200, "{path} with {header}");
             }
         }

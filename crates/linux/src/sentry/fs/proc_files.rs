@@ -115,6 +115,13 @@ impl Sentry {
         };
         match meant {
             Some(ProcTarget::Beneath(node, rest)) => Ok((rest, node)),
+            // The root directory of the process may not lead to it.
+            Some(ProcTarget::Descriptor(id, number))
+                if is_descriptor && self.state.has_own_root() =>
+            {
+                let path = self.state.descriptor_path(id, number).ok_or(Errno::NAMETOOLONG)?;
+                Ok((path.strip_prefix(b"/").unwrap_or(&path).to_vec(), Tree::ROOT))
+            }
             Some(meant) => {
                 let target = self.state.target(&meant).ok_or(Errno::ACCESS)??;
                 Ok((target, self.state.root()))

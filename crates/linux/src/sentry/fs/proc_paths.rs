@@ -121,6 +121,10 @@ impl Kernel {
             if let Some(meant) = self.meant_by(&path) {
                 return Some(meant);
             }
+            // Links lead to what is below the root directory of a process.
+            if self.has_own_root() {
+                return None;
+            }
             let how = afresh_files::Walk::new(Tree::ROOT).follow(false);
             let place = self.tree.walk(&path, how).ok()?;
             let (link, _) = place.found.filter(|(_, kind)| *kind == Kind::Link && follow)?;
@@ -278,6 +282,12 @@ impl Kernel {
         id: u32,
     ) -> impl Iterator<Item = (u32, u64, &Description)> + '_ {
         self.table.listed((id != self.processes.current_id()).then_some(id))
+    }
+
+    /// The path of the tree that a descriptor of a process has.
+    pub(in crate::sentry) fn descriptor_path(&self, id: u32, number: u32) -> Option<Vec<u8>> {
+        let found = self.descriptors_of(id).find(|(n, _, _)| *n == number)?;
+        self.name_of(found.1, found.2)
     }
 
     /// The target of a link, as it is read, or why it cannot be: no call takes some paths. `None`

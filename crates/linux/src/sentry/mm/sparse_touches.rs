@@ -7,6 +7,7 @@ use crate::sentry::Sentry;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::mm::stub_calls::Change;
 use crate::sentry::mm::user_memory::{copy_in, word_in};
+use crate::sentry::result::SyscallControl;
 use crate::sentry::syscalls::read_write::MAX_TRANSFER;
 
 /// Maximum buffers, and maximum messages, of a call.
@@ -22,6 +23,14 @@ fn head(start: u64, len: u64) -> Range<u64> {
 }
 
 impl Sentry {
+    /// The pause of a call that has to end before sparse memory in `place` is opened for it. The
+    /// search counts as work of the call.
+    pub(crate) fn pause_to_open(&mut self, place: &Range<u64>) -> Option<SyscallControl> {
+        let steps = self.state.layout.parts_in(place).count() + 1;
+        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        self.is_spent(steps).then(|| self.pause(done))
+    }
+
     /// The change that opens the block which an instruction has touched, if it has and the limit
     /// has room for it.
     pub(crate) fn open_touched(&mut self, process: &mut Process, signal: i32) -> Option<Change> {
@@ -35,23 +44,21 @@ impl Sentry {
     /// The change that opens all sparse memory in `place`, if there is any and the limit has room
     /// for it.
     pub(crate) fn open_sparse(&mut self, place: Range<u64>) -> Option<Change> {
-        let parts = self.state.layout.parts(&place);
-        if !parts.iter().any(|(_, mapping)| mapping.is_sparse()) {
+        if !self.state.layout.is_sparse_in(&place) {
             return None;
         }
         Some(self.change().layout.open_sparse(place)).filter(|change| !change.is_empty())
     }
 
-    /// The memory that a call reads or fills, as far as its arguments and the structures at them
-    /// say.
+    /// The memory that a call reads or fills, by its arguments and the structures at them.
     pub(crate) fn used_by(&self, process: &Process, call: &Call) -> Vec<Range<u64>> {
         let [zeroth, first, second, ..] = call.args;
         if leaves_memory(call.number) || !self.state.layout.has_reserved() {
             return Vec::new();
         }
-        let is_sparse = |at: &&u64| self.state.layout.sparse_at(**at).is_some();
-        let arguments = call.args.iter().filter(is_sparse);
-        let mut places: Vec<_> = arguments.map(|&at| head(at, ARGUMENT_LEN)).collect();
+        let arguments = call.args.iter().map(|&at| head(at, ARGUMENT_LEN));
+        let is_sparse = |place: &Range<u64>| self.state.layout.is_sparse_in(place);
+        let mut places: Vec<_> = arguments.filter(is_sparse).collect();
         match call.number {
             libc::SYS_read
             | libc::SYS_pread64

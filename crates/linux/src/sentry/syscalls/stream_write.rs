@@ -64,11 +64,19 @@ impl Sentry {
         descriptor: u64,
         pieces: &[(u64, u64)],
     ) -> SyscallResult<StreamWrite<'static>> {
-        let len = pieces.iter().map(|(_, len)| len).sum();
+        let mut len = pieces.iter().map(|(_, len)| len).sum();
         let (start, most) = self.part_of_write(descriptor, len)?;
         let mut bytes = Vec::new();
-        for (from, len) in cut(pieces, start, most) {
-            bytes.extend(copy_in(process, from, len as usize)?);
+        for (from, part) in cut(pieces, start, most) {
+            match copy_in(process, from, part as usize) {
+                Ok(read) => bytes.extend(read),
+                // The bytes before these are written, or have been.
+                Err(_) if start > 0 || (most < len && !bytes.is_empty()) => {
+                    len = start + bytes.len() as u64;
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(StreamWrite { bytes: bytes.into(), start, len })
     }

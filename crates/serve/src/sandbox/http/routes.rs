@@ -242,9 +242,11 @@ impl Routes {
         }
     }
 
-    /// Whether a request is for one sandbox by its host or header.
+    /// Whether a request is for one sandbox by its host or header. Hosts such as
+    /// `10-42-0-7.pod.cluster.local` have no id of a sandbox.
     pub(crate) fn names_sandbox<B>(request: &Request<B>) -> bool {
-        sandbox_id(request.headers()).is_some()
+        let is_id = |id: &str| id.len() >= 12 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        sandbox_id(request.headers()).is_some_and(|id| is_id(&id))
     }
 
     /// The subject of a request, for the routing in a fleet.

@@ -17,7 +17,7 @@ use crate::lock::lock;
 use crate::sandbox::agent::connect::ConnectError;
 use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::lifecycle::registry::Sandboxes;
-use crate::sandbox::lifecycle::sandbox::{Sandbox, command, run_slice};
+use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox, command, run_slice};
 use crate::sandbox::lifecycle::undo_point::Operation;
 
 /// Minimum time until background work that was refused is tried again.
@@ -107,6 +107,11 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
         };
         if let Err(refusal) = all.step(&sandbox).await {
             tracing::debug!(id = sandbox.id, why = refusal.message, "background work was refused");
+            // One that is saved or has left begins again where it lives next.
+            if !matches!(*sandbox.life.lock().await, Residency::Live(_)) {
+                sandbox.commands.rest();
+                continue;
+            }
             let wait = refusal.retry_after().map(|wait| wait.max(REFUSAL_BACKOFF));
             let wait = wait.map(|wait| wait.min(MAX_REFUSAL_WAIT));
             sandbox.commands.rest_after_refusal(wait, REFUSAL_BACKOFF);

@@ -5,7 +5,7 @@
 //! around it becomes accessible, which is memory like any other: it counts towards the limit, is in
 //! the image, and stays accessible.
 //!
-//! Promises: sparse memory takes none but for its blocks; a block that does not fit into the limit
+//! Promises: sparse memory takes memory only for its blocks; a block that does not fit into the limit
 //! is not opened.
 
 use std::ops::Range;
@@ -81,6 +81,17 @@ impl Layout {
     pub(in crate::sentry) fn sparse_at(&self, address: u64) -> Option<(Range<u64>, Mapping)> {
         let found = self.mapping_at(address).filter(|(_, m)| m.is_sparse());
         found.map(|(range, &mapping)| (range, mapping))
+    }
+
+    /// Whether memory in `range` is sparse.
+    pub(in crate::sentry) fn is_sparse_in(&self, range: &Range<u64>) -> bool {
+        self.has_reserved() && self.parts_in(range).any(Mapping::is_sparse)
+    }
+
+    /// The mappings in `range`, the last one first.
+    pub(in crate::sentry) fn parts_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Mapping> {
+        let (start, end) = (range.start, range.end.max(range.start));
+        self.maps.range(..end).rev().map(|(_, m)| m).take_while(move |m| m.end > start)
     }
 
     /// Makes the block of `address` accessible, where memory is sparse. `None` where it is not.
