@@ -440,11 +440,11 @@ impl Sandbox {
 
     pub(crate) fn fork(&mut self, count: usize) -> Result<Vec<Self>, SandboxError> {
         self.check_states()?;
+        let before = self.charge.bytes();
         let forks = self.session.fork(count)?;
         if let Err(refused) = self.charge.measure(&self.session) {
-            drop(forks);
-            // What is left was charged before.
-            let _ = self.charge.measure(&self.session);
+            // The state that the forks would have shared is that of the running sandbox alone.
+            self.charge.set(before);
             return Err(refused);
         }
         let sandbox = |fork| Self::new(fork, self.language, Arc::clone(&self.charge));

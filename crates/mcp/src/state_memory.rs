@@ -47,15 +47,13 @@ impl TreeCharge {
     /// # Errors
     /// All states of the server take more than its limit. They are charged.
     pub(crate) fn measure(&self, session: &Session) -> Result<(), SandboxError> {
-        let mut own = lock(&self.bytes);
         let states = session.tree();
         // The first is the warm state, which all sandboxes share.
         let made = states.iter().filter(|state| state.parent.is_some());
         let bytes = made.map(|state| state.own_bytes).fold(0, usize::saturating_add) as u64;
-        let mut used = lock(&self.memory.used);
-        *used = used.saturating_sub(*own).saturating_add(bytes);
-        *own = bytes;
-        if *used <= self.memory.limit {
+        self.set(bytes);
+        let used = *lock(&self.memory.used);
+        if used <= self.memory.limit {
             return Ok(());
         }
         Err(SandboxError::Refused(format!(
@@ -65,12 +63,23 @@ impl TreeCharge {
             self.memory.limit >> 20,
         )))
     }
+
+    /// The bytes that are charged.
+    pub(crate) fn bytes(&self) -> u64 {
+        *lock(&self.bytes)
+    }
+
+    /// Charges so many bytes instead of those of the last time.
+    pub(crate) fn set(&self, bytes: u64) {
+        let mut own = lock(&self.bytes);
+        let mut used = lock(&self.memory.used);
+        *used = used.saturating_sub(*own).saturating_add(bytes);
+        *own = bytes;
+    }
 }
 
 impl Drop for TreeCharge {
     fn drop(&mut self) {
-        let bytes = *lock(&self.bytes);
-        let mut used = lock(&self.memory.used);
-        *used = used.saturating_sub(bytes);
+        self.set(0);
     }
 }
