@@ -5,8 +5,8 @@
 //! around it becomes accessible, which is memory like any other: it counts towards the limit, is in
 //! the image, and stays accessible.
 //!
-//! Promises: sparse memory takes memory only for its blocks; a block that does not fit into the limit
-//! is not opened.
+//! Promises: sparse memory takes memory only for its blocks; a block that does not fit into the
+//! limit is not opened.
 
 use std::ops::Range;
 
