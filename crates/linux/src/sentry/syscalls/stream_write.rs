@@ -75,7 +75,7 @@ impl Sentry {
                     len = start + bytes.len() as u64;
                     break;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(StreamWrite { bytes: bytes.into(), start, len })
