@@ -158,9 +158,7 @@ impl Sentry {
             Err(SyscallError::Errno(errno)) => {
                 Ok(SyscallControl::Value((-i64::from(errno.raw_os_error())) as u64))
             }
-            Err(SyscallError::Paused) => {
-                Ok(self.pause(self.resumed.as_ref().map_or(0, |wait| wait.done)))
-            }
+            Err(SyscallError::Paused) => Ok(self.pause(self.resumed_bytes())),
             Err(SyscallError::Broken(error)) => Err(error),
         }
     }

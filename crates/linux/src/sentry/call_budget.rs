@@ -49,6 +49,11 @@ impl Sentry {
         if self.is_spent(steps) { Err(SyscallError::Paused) } else { Ok(()) }
     }
 
+    /// Bytes that the served call has done before it waited.
+    pub(in crate::sentry) fn resumed_bytes(&self) -> u64 {
+        self.resumed.as_ref().map_or(0, |wait| wait.done)
+    }
+
     /// The outcome of a call that has to end, with `done` bytes of it done.
     pub(in crate::sentry) fn pause(&self, done: u64) -> SyscallControl {
         let until = self.resumed.as_ref().and_then(|wait| wait.until);

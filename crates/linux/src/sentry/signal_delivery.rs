@@ -132,7 +132,7 @@ impl Sentry {
         };
         // The wait for a lock restarts after every handler, as in Linux. Its timeout is absolute.
         let locks = call.number == libc::SYS_futex && takes_lock(call.args[1]);
-        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let done = self.resumed_bytes();
         if done > 0 {
             process.set_result(done as i64);
         } else if locks || again && action.has(libc::SA_RESTART) {

@@ -3,6 +3,7 @@
 pub(crate) mod base_guest;
 pub(crate) mod base_state;
 pub(crate) mod build;
+mod build_layers;
 pub(crate) mod build_log;
 pub(crate) mod build_request;
 pub(crate) mod builds;

@@ -202,7 +202,7 @@ impl Layout {
 
     /// Whether anything is mapped in `range`.
     pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
-        self.maps.range(..range.end).next_back().is_some_and(|(_, m)| m.end > range.start)
+        self.mappings_in(range).next().is_some()
     }
 
     /// The parts of mappings in `range`; none in an empty one.
@@ -210,15 +210,18 @@ impl Layout {
         if range.is_empty() {
             return Vec::new();
         }
-        let mut parts: Vec<_> = self
-            .maps
-            .range(..range.end)
-            .rev()
-            .take_while(|(_, m)| m.end > range.start)
-            .map(|(&start, &m)| (start.max(range.start)..m.end.min(range.end), m))
-            .collect();
+        let clip = |start: u64, m: &Mapping| start.max(range.start)..m.end.min(range.end);
+        let mut parts: Vec<_> =
+            self.mappings_in(range).map(|(start, m)| (clip(start, m), *m)).collect();
         parts.reverse();
         parts
+    }
+
+    /// The mappings in `range` with their starts, the last one first.
+    fn mappings_in(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Mapping)> {
+        let (start, end) = (range.start, range.end.max(range.start));
+        let before = self.maps.range(..end).rev();
+        before.take_while(move |(_, m)| m.end > start).map(|(&at, m)| (at, m))
     }
 
     /// Whether all of `range` is mapped with at least `protection`.

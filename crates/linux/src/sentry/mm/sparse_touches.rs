@@ -26,15 +26,14 @@ impl Sentry {
     /// The pause of a call that has to end before sparse memory in `place` is opened for it. The
     /// search counts as work of the call.
     pub(crate) fn pause_to_open(&mut self, place: &Range<u64>) -> Option<SyscallControl> {
-        let steps = self.state.layout.parts_in(place).count() + 1;
-        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
-        self.is_spent(steps).then(|| self.pause(done))
+        let steps = self.state.layout.count_in(place) + 1;
+        self.is_spent(steps).then(|| self.pause(self.resumed_bytes()))
     }
 
     /// The change that opens the block which an instruction has touched, if it has and the limit
     /// has room for it.
     pub(crate) fn open_touched(&mut self, process: &mut Process, signal: i32) -> Option<Change> {
-        if signal != libc::SIGSEGV || !self.state.layout.has_sparse() {
+        if signal != libc::SIGSEGV || !self.state.layout.has_reserved() {
             return None;
         }
         let at = SignalInfo::of_frame(signal as u8, &process.frame_bytes()).address();

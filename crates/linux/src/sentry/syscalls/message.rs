@@ -295,7 +295,7 @@ impl Sentry {
         flags: u64,
     ) -> SyscallResult<(SyscallControl, ReceivedMessage)> {
         let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
-        let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let mut done = self.resumed_bytes();
         let reply = |done| Ok((SyscallControl::Value(done), ReceivedMessage::default()));
         while done < wanted {
             let mut skipped = done;

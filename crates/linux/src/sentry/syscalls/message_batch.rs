@@ -24,7 +24,7 @@ impl Sentry {
         process: &mut Process,
         a: &[u64; 6],
     ) -> SyscallResult {
-        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let done = self.resumed_bytes();
         self.one_by_one(process, a, done, |sentry, process, at, _| {
             sentry.sys_sendmsg(process, a[0], at, a[3])
         })

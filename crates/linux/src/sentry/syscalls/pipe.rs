@@ -405,7 +405,7 @@ impl Sentry {
             let incoming = self.incoming(descriptor);
             let reset =
                 incoming.and_then(|id| self.state.channels.get(id)).is_some_and(|c| c.reset);
-            let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+            let done = self.resumed_bytes();
             let is_socket = self.socket_of(descriptor).is_ok();
             // Bytes that were written before count; the error comes with the next call.
             if done > 0 && is_socket {
@@ -435,7 +435,7 @@ impl Sentry {
             });
         }
         // A resumed write continues after the bytes that it has written.
-        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let done = self.resumed_bytes();
         let rest = written.after(done);
         // A write of at most `PIPE_BUF` bytes is atomic.
         let whole = written.len <= PIPE_BUF && held.room() < rest.len();

@@ -84,7 +84,7 @@ impl Sentry {
     /// The bytes before the part of a write of `len` bytes that may find room now, and the length
     /// of that part. Datagrams, counters and atomic writes are read whole.
     fn part_of_write(&self, descriptor: u64, len: u64) -> SyscallResult<(u64, u64)> {
-        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let done = self.resumed_bytes();
         let channel = match &self.state.table.get(descriptor)?.open {
             _ if len <= PIPE_BUF => return Ok((0, len)),
             FileObject::Terminal(_) => return Ok((done, TERMINAL_PART)),

@@ -361,7 +361,7 @@ impl Sentry {
         {
             return Ok(stopped);
         }
-        let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let mut done = self.resumed_bytes();
         while !written.after(done).is_empty() {
             let piece = written.after(done);
             let piece = &piece[..piece.len().min(PIECE)];

@@ -34,6 +34,12 @@ const MAX_HOLD: Duration = Duration::from_millis(10);
 /// calls of the others are charged with a delay, which is shorter.
 const HOLD_LEAD: Duration = Duration::from_millis(20);
 
+/// CPU time of a tenant of this weight as virtual time. It is as wide as times are, for the sum
+/// grows while the server runs.
+fn virtual_time(used: Duration, weight: u32) -> u128 {
+    used.as_nanos() * VIRTUAL_NANOSECOND / u128::from(weight.max(1))
+}
+
 /// The places, the tenants that have them, and the calls that wait for one.
 pub(super) struct SchedulerState {
     /// Calls that compute at a time. A tenant without one has one more.
@@ -210,7 +216,7 @@ impl SchedulerState {
         let others = self.tenants.iter().filter(|(other, _)| *other != name);
         let waiting = others.filter(|(_, tenant)| !tenant.waiting.is_empty());
         let Some(least) = waiting.map(|(_, tenant)| tenant.used).min() else { return };
-        let lead = HOLD_LEAD.as_nanos() * VIRTUAL_NANOSECOND / u128::from(weight.max(1));
+        let lead = virtual_time(HOLD_LEAD, weight);
         if let Some(tenant) = self.tenants.get_mut(name)
             && tenant.waiting.is_empty()
             && tenant.used <= least + lead
@@ -254,8 +260,7 @@ impl SchedulerState {
 
     /// Charges CPU time to a tenant of this weight.
     pub(super) fn charge(&mut self, name: &Arc<str>, weight: u32, used: Duration, now: Instant) {
-        // As wide as times are, for the sum grows while the server runs.
-        let step = used.as_nanos() * VIRTUAL_NANOSECOND / u128::from(weight.max(1));
+        let step = virtual_time(used, weight);
         self.idle.add_used(used);
         let tenant = self.tenant(name, now);
         tenant.used += step;

@@ -85,13 +85,12 @@ impl Layout {
 
     /// Whether memory in `range` is sparse.
     pub(in crate::sentry) fn is_sparse_in(&self, range: &Range<u64>) -> bool {
-        self.has_reserved() && self.parts_in(range).any(Mapping::is_sparse)
+        self.has_reserved() && self.mappings_in(range).any(|(_, m)| m.is_sparse())
     }
 
-    /// The mappings in `range`, the last one first.
-    pub(in crate::sentry) fn parts_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Mapping> {
-        let (start, end) = (range.start, range.end.max(range.start));
-        self.maps.range(..end).rev().map(|(_, m)| m).take_while(move |m| m.end > start)
+    /// The number of mappings in `range`.
+    pub(in crate::sentry) fn count_in(&self, range: &Range<u64>) -> usize {
+        self.mappings_in(range).count()
     }
 
     /// Makes the block of `address` accessible, where memory is sparse. `None` where it is not.
