@@ -47,6 +47,10 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Without a limit they grow to 4 MiB, and those of all connections together can take the host's
 /// memory for TCP.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
+/// Connections that the kernel completes before the server accepts them, at most
+/// `net.core.somaxconn`. Tokio asks for 128. A burst of more waits for the next attempt of the
+/// client's kernel, one second later.
+const ACCEPT_BACKLOG: i32 = 4096;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum connections that are refused at the same time with an answer. Further ones are closed
@@ -111,6 +115,10 @@ impl Handle {
 async fn listen(addr: SocketAddr) -> Result<TcpListener, ServeError> {
     let listener = TcpListener::bind(addr).await;
     let listener = listener.map_err(|source| ServeError::Listen { addr, source })?;
+    // A second call changes the length of the queue.
+    if let Err(error) = rustix::net::listen(&listener, ACCEPT_BACKLOG) {
+        tracing::warn!(%error, "bursts of more than 128 connections wait");
+    }
     // Accepted connections inherit it.
     if let Err(error) = set_socket_send_buffer_size(&listener, SEND_BUFFER_BYTES) {
         tracing::warn!(%error, "the buffers of connections in the kernel have its own limit");
@@ -456,6 +464,18 @@ mod tests {
     use rustix::net::sockopt::socket_send_buffer_size;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_burst_of_connections_does_not_wait_for_the_server() {
+        let longest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        let longest: usize = longest.trim().parse().unwrap();
+        let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        // The server accepts none of them. A client's kernel tries again after a second.
+        let connect = |_| std::net::TcpStream::connect_timeout(&addr, Duration::from_millis(900));
+        let clients: Vec<_> = (0..longest.min(400)).map(connect).collect();
+        assert!(clients.iter().all(Result::is_ok), "of {} clients", clients.len());
+    }
 
     #[tokio::test]
     async fn the_kernel_holds_little_of_an_answer_that_is_not_read() {

@@ -20,6 +20,11 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum connections that are accepted at a time.
 const MAX_ACCEPTED: usize = 64;
 
+/// Connections that the host completes before the guest accepts them, at most
+/// `net.core.somaxconn`. The standard library asks for 128, and a client of a longer burst waits a
+/// second.
+const ACCEPT_BACKLOG: i32 = 4096;
+
 /// A host port.
 #[derive(Debug)]
 pub(crate) struct PublishedPort {
@@ -36,6 +41,7 @@ impl PublishedPort {
     /// the kernel has chosen for port 0.
     pub(crate) fn bind(address: SocketAddr, port: u16) -> io::Result<(Self, SocketAddr)> {
         let socket = TcpListener::bind(address)?;
+        net::listen(&socket, ACCEPT_BACKLOG)?;
         socket.set_nonblocking(true)?;
         let bound = socket.local_addr()?;
         Ok((Self { socket: socket.into(), port, has_failed: false }, bound))
