@@ -113,7 +113,8 @@ mod tests {
         }
         let rivals = tempfile::tempdir().unwrap();
         let (mut rows, mut reasons) = (Vec::new(), Vec::new());
-        let options = Options { rounds: 1, batch: Duration::from_micros(1), filter: None };
+        let options =
+            Options { rounds: 1, batch: Duration::from_micros(1), filter: None, quick: true };
         let mut sink = |row: &crate::Row| rows.push((row.case.clone(), row.strategy.clone()));
         let mut omitted = |error: &anyhow::Error| reasons.push(error.to_string());
         all(rivals.path(), &options, &mut sink, &mut omitted).unwrap();

@@ -66,10 +66,12 @@ impl Options {
         self.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
     }
 
-    /// A run that ends within a minute: fewer rounds, the strategies that a choice is made among.
+    /// A run that ends within a minute: half of the memory, fewer rounds, the strategies that a
+    /// choice is made among.
     #[must_use]
     pub fn quick() -> Self {
         Self {
+            mib: 256,
             rounds: 2,
             quick: true,
             ways: vec![

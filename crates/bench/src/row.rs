@@ -65,19 +65,21 @@ pub struct Options {
     pub batch: Duration,
     /// Only contestants whose case, strategy, or both with a space between contain this.
     pub filter: Option<String>,
+    /// Leave out the less important cases.
+    pub quick: bool,
 }
 
 impl Options {
     /// Enough for figures to quote.
     #[must_use]
     pub fn full() -> Self {
-        Self { rounds: 31, batch: Duration::from_millis(12), filter: None }
+        Self { rounds: 31, batch: Duration::from_millis(12), filter: None, quick: false }
     }
 
     /// A rough look, within a minute for a whole table.
     #[must_use]
     pub fn quick() -> Self {
-        Self { rounds: 7, batch: Duration::from_millis(4), filter: None }
+        Self { rounds: 7, batch: Duration::from_millis(4), filter: None, quick: true }
     }
 
     /// Whether a contestant takes part.
@@ -290,8 +292,12 @@ mod tests {
 
     #[test]
     fn a_contest_reports_every_contestant_once_with_its_own_time() {
-        let options =
-            Options { rounds: 3, batch: Duration::from_micros(100), filter: Some("a".to_owned()) };
+        let options = Options {
+            rounds: 3,
+            batch: Duration::from_micros(100),
+            filter: Some("a".to_owned()),
+            quick: true,
+        };
         let mut rows = Vec::new();
         let sleepy = |us| move |n: u64| Ok(Duration::from_micros(us * n));
         let field = vec![
@@ -309,7 +315,8 @@ mod tests {
 
     #[test]
     fn an_optional_contestant_that_fails_loses_its_row_and_ends_no_contest() {
-        let options = Options { rounds: 3, batch: Duration::from_micros(100), filter: None };
+        let options =
+            Options { rounds: 3, batch: Duration::from_micros(100), filter: None, quick: true };
         let steady = |name| Contestant::timed(name, |n| Ok(Duration::from_micros(50 * n)));
         for good_runs in [0, 2, 5] {
             let mut runs = 0;
@@ -332,7 +339,8 @@ mod tests {
 
     #[test]
     fn preparation_that_is_not_counted_limits_the_iterations_of_a_batch() {
-        let options = Options { rounds: 1, batch: Duration::from_micros(500), filter: None };
+        let options =
+            Options { rounds: 1, batch: Duration::from_micros(500), filter: None, quick: true };
         let mut most = 0;
         let field = vec![Contestant::timed("a", |n| {
             most = n.max(most);
@@ -346,7 +354,8 @@ mod tests {
 
     #[test]
     fn an_iteration_longer_than_batches_runs_once_a_round() {
-        let options = Options { rounds: 3, batch: Duration::from_micros(50), filter: None };
+        let options =
+            Options { rounds: 3, batch: Duration::from_micros(50), filter: None, quick: true };
         let mut runs = 0;
         let field = vec![Contestant::new("a", || {
             runs += 1;

@@ -18,6 +18,9 @@ const MEMORY: [u64; 5] = [1, 16, 64, 256, 950];
 const DIRTY: [u64; 4] = [1, 16, 256, 4096];
 /// Parameter sizes in MiB, as input and as output of the same call.
 const PARAMETERS: [u64; 4] = [1, 4, 16, 64];
+/// The sizes of a quick run: a small memory and the largest.
+const QUICK_MEMORY: [u64; 2] = [16, 950];
+const QUICK_PARAMETERS: [u64; 1] = [4];
 /// The longest that a zero pool is waited for.
 const WAIT: Duration = Duration::from_secs(2);
 /// Pages of a guest that are not free heap: program, stack, input, the part the allocator uses.
@@ -29,7 +32,11 @@ const OVERHEAD: u64 = 80;
 /// The first of any contestant; a sandbox that is not pristine after its timed loop is one.
 pub fn all(guest: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let mut bench = Bench { guest, options, sink };
-    for memory in MEMORY {
+    let (memory_sizes, parameter_sizes): (&[u64], &[u64]) = match options.quick {
+        true => (&QUICK_MEMORY, &QUICK_PARAMETERS),
+        false => (&MEMORY, &PARAMETERS),
+    };
+    for &memory in memory_sizes {
         for dirty in DIRTY {
             let pages = (memory << 20) / afresh_vm::PAGE - OVERHEAD;
             if dirty <= pages {
@@ -37,10 +44,10 @@ pub fn all(guest: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
             }
         }
     }
-    for size in PARAMETERS {
+    for &size in parameter_sizes {
         bench.parameters(size)?;
     }
-    for memory in MEMORY {
+    for &memory in memory_sizes {
         bench.creation(memory)?;
     }
     bench.first_touch()?;
