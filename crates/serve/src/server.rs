@@ -48,8 +48,8 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 /// memory for TCP.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Connections that the kernel completes before the server accepts them, at most
-/// `net.core.somaxconn`. Tokio asks for 128. A burst of more waits for the next attempt of the
-/// client's kernel, one second later.
+/// `net.core.somaxconn`. Tokio asks for 128. Clients beyond that wait for a second, after which
+/// their kernels try again.
 const ACCEPT_BACKLOG: i32 = 4096;
 /// How long a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
