@@ -11,18 +11,23 @@
 //! of a file stay holes, so that it takes no more room on the host than the guest had. Extended
 //! attributes `user.*` are written, and others, such as access control lists, are reported, as are
 //! those that give rights in stores of images and those that the host refuses. If only mode and
-//! attributes of a file have changed, it stays the same file of the host.
+//! attributes of a file have changed, it stays the same file of the host. A file that a program of
+//! the host has changed since the guest saw it is kept and reported, and so is one that the guest
+//! has moved to a place that is not written.
 //!
 //! May break it: a program of the host that changes the files meanwhile, and the end of this one,
 //! which leaves files named `.afresh-…`.
 
 mod attributes;
+mod conflicts;
 mod host;
 mod staged_files;
 #[cfg(test)]
 mod tests;
 
 use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use afresh::files::{Change, FileChange, FileDifference, Tree};
@@ -30,13 +35,17 @@ use anyhow::Context;
 use rustix::fs::fchmod;
 use rustix::io::Errno;
 
-use host::{open_directory, open_root, parent, remove};
-use staged_files::{StagedFiles, below};
+use attributes::{read_attributes, set_attributes};
+use conflicts::{MovedFiles, was_changed};
+use host::{open_below, open_directory, open_root, parent, remove};
+use staged_files::{StagedFiles, below, mode_of};
 
 use crate::output::one_line;
 
 /// Paths that an error names.
 const MAX_NAMED: usize = 20;
+/// Why a file of the host is kept as it is.
+const CHANGED: &str = "a program of the host has changed it meanwhile";
 
 /// Changes between two states of guest files, without directories that the sentry serves.
 pub(crate) fn changes(before: &Tree, after: &Tree) -> anyhow::Result<Vec<FileChange>> {
@@ -110,6 +119,7 @@ pub(crate) fn write_back(
     changes: &[FileChange],
     trees: (&Tree, &Tree),
 ) -> anyhow::Result<()> {
+    let moved = MovedFiles::new(tops, changes, trees.1);
     let staged = tops.iter().map(|top| {
         let root = open_root(top).with_context(|| top.display().to_string())?;
         StagedFiles::new(root, top, changes, trees).map(|staged| (top, staged))
@@ -117,7 +127,7 @@ pub(crate) fn write_back(
     let staged = staged.collect::<anyhow::Result<Vec<_>>>()?;
     let mut failures = Vec::new();
     for (top, staged) in staged {
-        failures.extend(apply(top, staged, changes));
+        failures.extend(apply(top, staged, changes, trees, &moved));
     }
     let more = failures.len().saturating_sub(MAX_NAMED);
     failures.truncate(MAX_NAMED);
@@ -127,28 +137,52 @@ pub(crate) fn write_back(
     anyhow::ensure!(
         failures.is_empty(),
         "only files, directories, symbolic links and attributes user.* that give no rights are \
-         written to the host, which may refuse a change. The others are not written: {}",
+         written to the host, which may refuse a change, or have changed a file itself. These are \
+         not written: {}",
         failures.join(", ")
     );
     Ok(())
 }
 
 /// Removes files and puts the staged ones into their places. Returns what was not written.
-fn apply(top: &Path, mut staged: StagedFiles, changes: &[FileChange]) -> Vec<String> {
+fn apply(
+    top: &Path,
+    mut staged: StagedFiles,
+    changes: &[FileChange],
+    (before, after): (&Tree, &Tree),
+    moved: &MovedFiles,
+) -> Vec<String> {
     let mut failures = Vec::new();
     let mut report = |path: &Path, error: &dyn std::fmt::Display| {
         // The guest chose the names of files and of attributes.
         let (path, error) = (top.join(path).display().to_string(), error.to_string());
         failures.push(format!("{} ({})", one_line(&path), one_line(&error)));
     };
+    let kept = moved.kept(before, top, changes);
     // Directories become empty first, and exist before what is in them.
-    for change in changes.iter().rev().filter(|change| change.change == Change::Removed) {
-        let Some(path) = below(top, change) else { continue };
-        let gone = parent(staged.root(), &path).and_then(|(folder, name)| remove(&folder, name));
+    for (index, change) in changes.iter().enumerate().rev() {
+        let Some(path) = below(top, change).filter(|_| change.change == Change::Removed) else {
+            continue;
+        };
+        if let Some(reason) = kept.get(&index) {
+            // One report for a directory and all below it.
+            reason.iter().for_each(|reason| report(&path, reason));
+            continue;
+        }
+        let gone = parent(staged.root(), &path).and_then(|(folder, name)| {
+            match was_changed(&folder, name, (before, change)) {
+                true => Ok(Err(CHANGED)),
+                false => remove(&folder, name).map(Ok),
+            }
+        });
         match gone {
-            Ok(()) | Err(Errno::NOENT) => {}
+            Ok(Ok(())) | Err(Errno::NOENT) => {}
+            Ok(Err(reason)) => report(&path, &reason),
             Err(error) => report(&path, &error),
         }
+    }
+    for path in staged.conflicts() {
+        report(path, &CHANGED);
     }
     for change in staged.take() {
         match staged.put(&change) {
@@ -164,5 +198,32 @@ fn apply(top: &Path, mut staged: StagedFiles, changes: &[FileChange]) -> Vec<Str
             report(path, &error);
         }
     }
+    match put_top(staged.root(), top, changes, (before, after)) {
+        Ok(others) => others.iter().for_each(|name| report(Path::new(""), name)),
+        Err(error) => report(Path::new(""), &format!("{error:#}")),
+    }
     failures
+}
+
+/// Gives the directory `top` itself its mode and attributes, if the guest has changed them. Returns
+/// the attributes that were not written.
+fn put_top(
+    root: &OwnedFd,
+    top: &Path,
+    changes: &[FileChange],
+    (before, after): (&Tree, &Tree),
+) -> anyhow::Result<Vec<String>> {
+    let path = top.as_os_str().as_bytes();
+    let is_changed = |change: &FileChange| change.path == path && change.change == Change::Changed;
+    if !changes.iter().any(is_changed) {
+        return Ok(Vec::new());
+    }
+    let directory = open_below(root, Path::new(""))?;
+    let (had, has) = (read_attributes(before, path)?, read_attributes(after, path)?);
+    let others = set_attributes(&directory, &had, &has);
+    let ((_, was), (_, is)) = (mode_of(before, path)?, mode_of(after, path)?);
+    if was != is {
+        fchmod(&directory, is)?;
+    }
+    Ok(others)
 }

@@ -62,6 +62,9 @@ pub enum Refused {
     #[cfg(unix)]
     #[error("the host's file system refused: {0}")]
     Host(rustix::io::Errno),
+    /// ESTALE.
+    #[error("{0} was changed on the host after the guest had changed it")]
+    ChangedOnHost(String),
     /// EIO.
     #[error("a file of a layer below could not be read: {0}")]
     Layer(String),
@@ -91,6 +94,7 @@ impl Refused {
             Self::TooManyLinks => Errno::MLINK,
             Self::CrossDevice => Errno::XDEV,
             Self::Host(errno) => *errno,
+            Self::ChangedOnHost(_) => Errno::STALE,
             Self::Layer(_) => Errno::IO,
         }
     }
@@ -118,6 +122,7 @@ impl From<Refused> for std::io::Error {
                 Refused::TooManyLinks => ErrorKind::TooManyLinks,
                 Refused::CrossDevice => ErrorKind::CrossesDevices,
                 Refused::Invalid | Refused::NameTooLong | Refused::Loop => ErrorKind::InvalidInput,
+                Refused::ChangedOnHost(_) => ErrorKind::StaleNetworkFileHandle,
                 Refused::Layer(_) => ErrorKind::Other,
             };
             Self::new(kind, refused)

@@ -121,6 +121,34 @@ fn a_hard_link_to_a_device_is_skipped_with_it() {
     assert!(image(&[vec![("a", Link, "none", b"")]]).is_err());
 }
 
+/// The time of a million steps is seconds in a development build, that of the faults was minutes.
+#[test]
+fn many_removals_of_many_names_are_linear() {
+    let names: Vec<_> = (0..20_000).map(|number| format!("d/{number}")).collect();
+    let mut entries: Entries<'_> = names.iter().map(|name| (&**name, FILE, "", &b""[..])).collect();
+    for _ in 0..10_000 {
+        entries.push(("d/.wh..wh..opq", FILE, "", b""));
+        entries.push((".wh.d", FILE, "", b""));
+    }
+    assert_eq!(paths(&[lower(), entries]).len(), 20_000 + 1 + lower().len() + 1);
+}
+
+#[test]
+fn links_lead_through_a_limited_number_of_names() {
+    let here = "x/../".repeat(18);
+    let chain: Vec<_> = (0..39).map(|number| format!("l{number}")).collect();
+    let mut entries: Entries<'_> = vec![("x", Directory, "", b""), ("l0", Symlink, &here, b"")];
+    let targets: Vec<_> = chain.iter().map(|link| format!("{here}{link}")).collect();
+    for (link, target) in chain[1..].iter().zip(&targets) {
+        entries.push((link, Symlink, target, b""));
+    }
+    let path = "l38/".repeat(20);
+    let files: Vec<_> = (0..200).map(|number| format!("{path}{number}")).collect();
+    entries.extend(files.iter().map(|file| (&**file, FILE, "", &b""[..])));
+    let refused = image(&[entries]).unwrap_err().to_string();
+    assert!(refused.contains("links of the archive lead through more than"), "{refused}");
+}
+
 /// The model: the specification over plain maps.
 #[derive(Clone, Debug)]
 enum Model {

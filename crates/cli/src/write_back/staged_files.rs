@@ -11,13 +11,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use afresh::files::{Change, FileChange, Kind, Node, Tree};
+use afresh::files::{Change, FileChange, Kind, Node, Refused, Tree};
 use anyhow::Context;
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, openat, renameat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::attributes::{Attributes, copy_attributes, is_plain, read_attributes, set_attributes};
+use super::conflicts::was_changed;
 use super::host::{is_directory, open_below, open_directory, open_file, parent, remove};
 
 /// Bytes that are copied at a time.
@@ -55,6 +56,8 @@ pub(super) struct StagedFiles {
     /// In all temporary names.
     number: u64,
     changes: Vec<StagedChange>,
+    /// Files that the host has changed meanwhile.
+    conflicts: Vec<PathBuf>,
     /// Temporary names that were given out.
     partials: usize,
     directories: Vec<(PathBuf, Mode)>,
@@ -71,10 +74,16 @@ impl StagedFiles {
         let mut number = [0; 8];
         getrandom(&mut number, GetRandomFlags::empty())?;
         let number = u64::from_le_bytes(number);
+        let (changed, conflicts, directories) = (Vec::new(), Vec::new(), Vec::new());
         let mut staged =
-            Self { root, number, changes: Vec::new(), partials: 0, directories: Vec::new() };
+            Self { root, number, changes: changed, conflicts, partials: 0, directories };
         for change in changes.iter().filter(|change| change.change != Change::Removed) {
             let Some(path) = below(top, change) else { continue };
+            let place = parent(&staged.root, &path);
+            if place.is_ok_and(|(folder, name)| was_changed(&folder, name, (trees.0, change))) {
+                staged.conflicts.push(path);
+                continue;
+            }
             let named = || format!("writing {} back", top.join(&path).display());
             let change = staged.stage(&path, change, trees).with_context(named)?;
             staged.changes.push(change);
@@ -84,6 +93,11 @@ impl StagedFiles {
 
     pub(super) fn root(&self) -> &OwnedFd {
         &self.root
+    }
+
+    /// Files that a program of the host has changed meanwhile, and that stay as they are.
+    pub(super) fn conflicts(&self) -> &[PathBuf] {
+        &self.conflicts
     }
 
     /// The changes, to put each.
@@ -286,10 +300,18 @@ fn copy_content(tree: &Tree, node: Node, file: &mut File) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A guest file, and the bits of its mode that the host takes.
-fn mode_of(tree: &Tree, path: &[u8]) -> anyhow::Result<(Node, Mode)> {
+/// The file at a path of a tree, which is not followed if it is a link.
+pub(super) fn node_at(tree: &Tree, path: &[u8]) -> Result<Node, Refused> {
     let path = Path::new(OsStr::from_bytes(path));
     let above = tree.find(path.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes())?;
-    let node = tree.lookup(above, path.file_name().unwrap_or_default().as_bytes())?;
-    Ok((node, Mode::from_raw_mode(tree.stat(node)?.mode & 0o777)))
+    tree.lookup(above, path.file_name().unwrap_or_default().as_bytes())
+}
+
+/// A guest file, and the bits of its mode that the host takes. The bit with which files of a
+/// directory belong to their users is one of them.
+pub(super) fn mode_of(tree: &Tree, path: &[u8]) -> anyhow::Result<(Node, Mode)> {
+    let node = node_at(tree, path)?;
+    let stat = tree.stat(node)?;
+    let taken = if stat.kind == Kind::Directory { 0o1777 } else { 0o777 };
+    Ok((node, Mode::from_raw_mode(stat.mode & taken)))
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 
-use afresh::files::{Budget, New, Time};
+use afresh::files::{Budget, Layer, New, Refused, Rename, Time};
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 
 use super::*;
@@ -224,4 +224,104 @@ fn a_listed_name_stays_on_its_line() {
     list(&changes(&before, &after).unwrap(), &mut out).unwrap();
     let expected = "A /a\\nD \u{e9}\\\\\\u{1b}\nA /\\xff\n";
     assert_eq!(String::from_utf8(out).unwrap(), expected);
+}
+
+/// A directory `top` of the host with the file `k/y`, and the path of another directory.
+fn granted() -> (tempfile::TempDir, PathBuf, PathBuf, Tree) {
+    let folder = tempfile::tempdir().unwrap();
+    let host = folder.path().canonicalize().unwrap();
+    let (top, other) = (host.join("top"), host.join("other"));
+    std::fs::create_dir_all(top.join("k")).unwrap();
+    std::fs::write(top.join("k/y"), "y\n").unwrap();
+    let layer = Layer::directory(&top).unwrap();
+    let tree = Tree::new(Budget::default()).with_layer(top.to_str().unwrap(), &layer).unwrap();
+    (folder, top, other, tree)
+}
+
+fn rename(tree: &mut Tree, from: &Path, to: &Path) -> Result<(), Refused> {
+    let above = |tree: &Tree, path: &Path| tree.find(path.parent().unwrap().to_str().unwrap());
+    let name = |path: &Path| path.file_name().unwrap().as_bytes().to_owned();
+    let (above_from, above_to) = (above(tree, from)?, above(tree, to)?);
+    let how = Rename::Replace;
+    tree.rename(above_from, &name(from), above_to, &name(to), how, Time::default())
+}
+
+#[test]
+fn a_granted_directory_keeps_its_name_and_gets_its_mode() {
+    let (_folder, top, other, before) = granted();
+    let mut after = before.clone();
+    assert_eq!(rename(&mut after, &top, &other), Err(Refused::Busy));
+    let node = after.find(top.to_str().unwrap()).unwrap();
+    after.set_mode(node, 0o1710, Time::default()).unwrap();
+    write(&top, &before, &after).unwrap();
+    assert_eq!(std::fs::metadata(&top).unwrap().mode() & 0o7777, 0o1710);
+}
+
+#[test]
+fn a_file_that_is_moved_to_a_place_that_is_not_written_is_kept() {
+    let (_folder, top, other, before) = granted();
+    let mut after = before.clone();
+    rename(&mut after, &top.join("k"), &other).unwrap();
+    after.write_path(top.join("new").to_str().unwrap(), b"new", Time::default()).unwrap();
+    let message = write(&top, &before, &after).unwrap_err();
+    let expected = format!("{} (moved to {}, which", top.join("k").display(), other.display());
+    assert!(message.contains(&expected), "{message}");
+    assert_eq!(message.matches("moved to").count(), 1, "{message}");
+    assert_eq!(std::fs::read(top.join("k/y")).unwrap(), b"y\n");
+    assert_eq!(std::fs::read(top.join("new")).unwrap(), b"new");
+    // The directory that has both was renamed.
+    let mut after = before.clone();
+    let (from, to) = (top.parent().unwrap(), other.with_file_name("moved"));
+    let to = from.parent().unwrap().join(to.file_name().unwrap());
+    rename(&mut after, from, &to).unwrap();
+    assert!(write(&top, &before, &after).unwrap_err().contains("moved to"));
+    assert_eq!(std::fs::read(top.join("k/y")).unwrap(), b"y\n");
+}
+
+#[test]
+fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
+    let now = Time::default();
+    let path = |top: &Path, name: &str| top.join(name).to_str().unwrap().to_owned();
+    // What the guest does with `k/y` or `new`, and the host before and after that.
+    type Step<'a> = &'a dyn Fn(&mut Tree, &Path);
+    type HostStep<'a> = &'a dyn Fn(&Path);
+    let look: Step<'_> = &|tree, top| {
+        tree.stat_path(path(top, "k/y")).unwrap();
+    };
+    let append: Step<'_> = &|tree, top| {
+        let node = tree.find(path(top, "k/y")).unwrap();
+        let size = tree.stat(node).unwrap().size;
+        tree.write(node, size, b"more\n", now).unwrap();
+    };
+    let remove: Step<'_> = &|tree, top| tree.remove_path(path(top, "k/y"), now).unwrap();
+    let add: Step<'_> = &|tree, top| {
+        tree.write_path(path(top, "new"), b"guest", now).unwrap();
+    };
+    let overwrite: HostStep<'_> = &|top| std::fs::write(top.join("k/y"), "longer\n").unwrap();
+    let replace: HostStep<'_> = &|top| {
+        std::fs::write(top.join("k/y2"), "z\n").unwrap();
+        std::fs::rename(top.join("k/y2"), top.join("k/y")).unwrap();
+    };
+    let make: HostStep<'_> = &|top| std::fs::write(top.join("new"), "host").unwrap();
+    for (number, (guest, host, file, content)) in [
+        (append, overwrite, "k/y", "longer\n"),
+        (append, replace, "k/y", "z\n"),
+        (remove, overwrite, "k/y", "longer\n"),
+        (add, make, "new", "host"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (_folder, top, _, before) = granted();
+        let mut after = before.clone();
+        look(&mut after, &top);
+        guest(&mut after, &top);
+        after.write_path(path(&top, "out"), b"out", now).unwrap();
+        host(&top);
+        let message = write(&top, &before, &after).unwrap_err();
+        let expected = format!("{} ({CHANGED})", top.join(file).display());
+        assert!(message.contains(&expected), "{number}: {message}");
+        assert_eq!(std::fs::read_to_string(top.join(file)).unwrap(), content, "{number}");
+        assert_eq!(std::fs::read(top.join("out")).unwrap(), b"out", "{number}");
+    }
 }

@@ -13,6 +13,7 @@ use crate::layers::host::HostDirectory;
 use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::layer_bytes::LayerBytes;
 use crate::layers::packed::PackedZip;
+use crate::layers::regular_file::open_regular;
 use crate::nodes::node::{Node, Time};
 use crate::read_at::FileExt;
 
@@ -21,8 +22,8 @@ use crate::read_at::FileExt;
 pub(crate) enum StoredFile {
     /// As they are, from an offset of the archive on, and how many.
     Plain(u64, u64),
-    /// Number in a zip, length, and the unpacked bytes after the first read.
-    Packed(usize, u64, OnceLock<Arc<Vec<u8>>>),
+    /// Number in a zip, length, and the place of the unpacked bytes after the first read.
+    Packed(usize, u64, OnceLock<u64>),
     /// Offset and length in the stored bytes.
     Kept(u64, u64),
 }
@@ -135,11 +136,8 @@ impl Archive {
     pub(crate) fn file(path: &Path, name: &[u8]) -> Result<Self, LayerError> {
         let said = path.display().to_string();
         let failed = |source| LayerError::Read { path: said.clone(), source };
-        let data = File::open(path).map_err(failed)?;
+        let data = open_regular(path).map_err(failed)?;
         let about = data.metadata().map_err(failed)?;
-        if !about.is_file() {
-            return Err(LayerError::Bad { path: said, why: "it is no file".to_owned() });
-        }
         let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let time = time.map_or_else(Time::default, |since| {
             Time::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
@@ -155,21 +153,6 @@ impl Archive {
         self.files.get(file as usize).map(StoredFile::len)
     }
 
-    /// All of a file that is packed, unpacked anew unless it is there.
-    pub(crate) fn unpacked(&self, file: u32) -> Result<Option<Arc<Vec<u8>>>, Refused> {
-        match (self.files.get(file as usize), &self.packed) {
-            (Some(StoredFile::Packed(number, size, unpacked)), Some(packed)) => {
-                if let Some(bytes) = unpacked.get() {
-                    return Ok(Some(bytes.clone()));
-                }
-                let bytes = packed.unpack(*number, *size);
-                let bytes = bytes.map_err(|why| Refused::Layer(format!("{}: {why}", self.name)))?;
-                Ok(Some(Arc::new(bytes)))
-            }
-            _ => Ok(None),
-        }
-    }
-
     /// The next position of a file from `at` on that is not in a hole of a host file.
     pub(crate) fn next_data(&self, file: u32, at: u64) -> Option<u64> {
         match self.host() {
@@ -181,24 +164,24 @@ impl Archive {
     /// Reads; fails if the archive is shorter than it was when it was opened.
     pub(crate) fn read(&self, file: u32, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         let failed = |why: String| Refused::Layer(format!("{}: {why}", self.name));
-        let copy = |bytes: &[u8], out: &mut [u8]| {
-            let part = usize::try_from(at).ok().and_then(|at| bytes.get(at..at + out.len()));
-            out.copy_from_slice(
-                part.ok_or_else(|| failed("it is shorter than its stated size".into()))?,
-            );
-            Ok(())
-        };
         match (self.files.get(file as usize).ok_or(Refused::Missing)?, &self.data) {
             (StoredFile::Plain(from, _), Data::File(data)) => {
                 data.read_exact_at(out, from + at).map_err(|e| failed(e.to_string()))
             }
-            (StoredFile::Packed(_, _, unpacked), _) => {
-                if unpacked.get().is_none() {
-                    let bytes = self.unpacked(file)?.ok_or(Refused::Missing)?;
+            (StoredFile::Packed(number, len, place), _) => {
+                let packed = self.packed.as_ref().ok_or(Refused::Missing)?;
+                at.checked_add(out.len() as u64)
+                    .filter(|end| end <= len)
+                    .ok_or_else(|| failed("it is shorter than its stated size".into()))?;
+                let place = match place.get() {
+                    Some(place) => *place,
                     // Two that unpack it at the same time have the same bytes.
-                    let _ = unpacked.set(bytes);
-                }
-                copy(unpacked.get().ok_or(Refused::Missing)?, out)
+                    None => {
+                        let unpacked = packed.unpack(*number, *len).map_err(&failed)?;
+                        *place.get_or_init(|| unpacked)
+                    }
+                };
+                packed.read(place + at, out).map_err(failed)
             }
             (StoredFile::Kept(from, _), Data::Kept(bytes)) => {
                 bytes.read_at(from + at, out).map_err(failed)

@@ -3,9 +3,11 @@
 //! Promises: every path is opened below the directory by the kernel's own check (`openat2`,
 //! beneath, no symbolic links), so a process that replaces directories by links at the same time
 //! cannot lead out of it. A file's node follows from its path, so that it is the same in another
-//! process, and the inode number that programs see from the host's. May break it: see
-//! [`crate::layer`].
+//! process, and the inode number that programs see from the host's. A file has its present size,
+//! times and bytes from each open and read on, until a tree has a copy of its attributes. Then it
+//! must keep its bytes: reading changed ones fails. May break it: see [`crate::layer`].
 
+mod host_file;
 mod inode_numbers;
 mod lookups;
 
@@ -32,8 +34,10 @@ use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::Name;
-use crate::nodes::node::{Kind, Node, Time, Times};
+use crate::nodes::node::{Kind, Node};
 use crate::nodes::source::Source;
+pub use host_file::HostFile;
+use host_file::times_of;
 use inode_numbers::{FileNumber, InodeNumbers};
 use lookups::UnlistedDirectory;
 
@@ -55,9 +59,18 @@ struct HostEntry {
     number: Option<FileNumber>,
     /// Lookups in a directory before it was listed.
     unlisted: Option<UnlistedDirectory>,
+    /// The file that `inode` shows.
+    seen: Option<HostFile>,
+    /// Whether a tree refers to bytes of the file that `inode` shows.
+    is_pinned: bool,
 }
 
 impl HostEntry {
+    fn new(name: Name, parent: Node) -> Self {
+        let (inode, number, unlisted, seen) = (None, None, None, None);
+        Self { name, parent, inode, number, unlisted, seen, is_pinned: false }
+    }
+
     /// Names that lookups have found, in a directory without a list.
     fn found_len(&self) -> usize {
         self.unlisted.as_ref().map_or(0, |unlisted| unlisted.found.len())
@@ -78,6 +91,8 @@ pub(crate) struct HostDirectory {
     /// Its identity once it was captured.
     identity: OnceLock<String>,
     kept: OnceLock<KeptFiles>,
+    /// Set once its files are captured.
+    captured: OnceLock<()>,
 }
 
 /// The bytes of all files, as they were when they were kept, and where each begins among them.
@@ -85,37 +100,6 @@ pub(crate) struct HostDirectory {
 struct KeptFiles {
     bytes: Arc<dyn LayerBytes>,
     begins: HashMap<Node, u64>,
-}
-
-/// The identity of a host file at a point in time. Two that are equal have the same bytes, if they
-/// [are settled](HostFile::is_settled).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct HostFile {
-    /// Device and number.
-    file: (u64, u64),
-    size: u64,
-    /// Seconds and nanoseconds.
-    modified: (i64, u64),
-    changed: (i64, u64),
-}
-
-/// Seconds within which a file may change twice and have the same times.
-const RACY: i64 = 2;
-
-impl HostFile {
-    /// Its length.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Whether a further change would show in its times: those of a file that has just been changed
-    /// may stay as they are.
-    #[must_use]
-    pub fn is_settled(&self) -> bool {
-        let now = Time::now().seconds;
-        self.changed.0.max(self.modified.0).saturating_add(RACY) < now
-    }
 }
 
 fn failed(path: &Path, error: Errno) -> Refused {
@@ -153,10 +137,7 @@ fn know(
         }
         hash_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
         hash_map::Entry::Vacant(_) if !has_room => Err(Errno::NFILE),
-        hash_map::Entry::Vacant(entry) => {
-            let (inode, number, unlisted) = (None, None, None);
-            Ok(entry.insert(HostEntry { name, parent, inode, number, unlisted }))
-        }
+        hash_map::Entry::Vacant(entry) => Ok(entry.insert(HostEntry::new(name, parent))),
     }
 }
 
@@ -200,12 +181,11 @@ impl HostDirectory {
         let device = rustix::fs::fstat(&root).map_or(0, |stat| stat.st_dev);
         let inode_numbers = InodeNumbers::new(HOST | u64::from(number) << 48, device);
         let (known, open) = (Mutex::default(), Mutex::default());
-        let (identity, kept) = (OnceLock::new(), OnceLock::new());
-        let this = Self { path, root, number, known, inode_numbers, open, identity, kept };
+        let (identity, kept, captured) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let this =
+            Self { path, root, number, known, inode_numbers, open, identity, kept, captured };
         let top = this.root();
-        let (name, inode, number, unlisted) = (Name::from(&b""[..]), None, None, None);
-        let known = HostEntry { name, parent: top, inode, number, unlisted };
-        this.lock_entries().insert(top, known);
+        this.lock_entries().insert(top, HostEntry::new(Name::from(&b""[..]), top));
         this
     }
 
@@ -345,6 +325,7 @@ impl HostDirectory {
                     here.unlisted = None;
                 }
                 self.settle_number(node, here, &stat);
+                here.seen = Some(HostFile::of_stat(&stat));
                 here.inode = Some(inode.clone());
                 return Ok(inode);
             }
@@ -366,12 +347,7 @@ impl HostDirectory {
 
     /// The file at `path`, which is open as `fd` and has the attributes `stat`.
     fn inode_of(&self, node: Node, path: &Path, fd: &OwnedFd, stat: &Stat) -> Result<Inode, Errno> {
-        let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
-        let times = Times {
-            accessed: time(stat.st_atime, stat.st_atime_nsec),
-            modified: time(stat.st_mtime, stat.st_mtime_nsec),
-            changed: time(stat.st_ctime, stat.st_ctime_nsec),
-        };
+        let times = times_of(stat);
         let mut links = 1;
         let body = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
@@ -460,19 +436,24 @@ impl HostDirectory {
         }
     }
 
-    fn file(&self, node: Node) -> Result<Arc<File>, Refused> {
+    /// The host file at the path of a file, and its present identity. One that was open before is
+    /// used again unless the host has removed or replaced it.
+    fn file(&self, node: Node) -> Result<(Arc<File>, HostFile), Refused> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = open.iter().position(|(other, _)| *other == node) {
             let entry = open.remove(at);
             let file = entry.1.clone();
-            open.push(entry);
-            return Ok(file);
+            let stat = rustix::fs::fstat(&*file).ok().filter(|stat| stat.st_nlink > 0);
+            if let Some(stat) = stat {
+                open.push(entry);
+                return Ok((file, HostFile::of_stat(&stat)));
+            }
         }
         let path = self.path(node)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(self.open_at(&path, flags).map_err(|e| failed(&path, e))?);
-        let regular = file.metadata().is_ok_and(|meta| meta.is_file());
-        if !regular {
+        let stat = rustix::fs::fstat(&file).map_err(|error| failed(&path, error))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Refused::Layer(format!("{} is not a file any more", path.display())));
         }
         let file = Arc::new(file);
@@ -480,7 +461,7 @@ impl HostDirectory {
             open.remove(0);
         }
         open.push((node, file.clone()));
-        Ok(file)
+        Ok((file, HostFile::of_stat(&stat)))
     }
 
     /// A file on the host, open for reading, and its identity; `None` for one that is read where it
@@ -489,15 +470,7 @@ impl HostDirectory {
         if self.is_kept() {
             return None;
         }
-        let file = self.file(node).ok()?;
-        let stat = rustix::fs::fstat(&*file).ok()?;
-        let identity = HostFile {
-            file: (stat.st_dev, stat.st_ino),
-            size: u64::try_from(stat.st_size).ok()?,
-            modified: (stat.st_mtime, stat.st_mtime_nsec),
-            changed: (stat.st_ctime, stat.st_ctime_nsec),
-        };
-        Some((file, identity))
+        self.file(node).ok()
     }
 
     /// A unique name: the contents are unknown, but they belong to this directory at this time.
@@ -536,7 +509,7 @@ impl HostDirectory {
             return Some(at);
         }
         let file = self.file(node).ok();
-        match file.map(|file| rustix::fs::seek(&*file, rustix::fs::SeekFrom::Data(at))) {
+        match file.map(|(file, _)| rustix::fs::seek(&*file, rustix::fs::SeekFrom::Data(at))) {
             Some(Ok(next)) => Some(next),
             Some(Err(Errno::NXIO)) => None,
             _ => Some(at),
@@ -544,12 +517,17 @@ impl HostDirectory {
     }
 
     /// Reads; the part that the file has lost since it was looked up is zeros.
+    ///
+    /// # Errors
+    /// [`Refused::Layer`]; [`Refused::ChangedOnHost`] if a tree refers to bytes of a file that has
+    /// changed.
     pub(crate) fn read(&self, node: Node, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         if let Some(kept) = self.kept.get() {
             let from = kept.begins.get(&node).ok_or(Refused::Missing)?;
             return kept.bytes.read_at(from + at, out).map_err(Refused::Layer);
         }
-        let file = self.file(node)?;
+        let (file, present) = self.file(node)?;
+        self.check_pinned(node, &present)?;
         let mut done = 0;
         while done < out.len() {
             match file.read_at(&mut out[done..], at + done as u64) {

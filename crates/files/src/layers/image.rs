@@ -19,6 +19,7 @@ use crate::layers::docker_archive;
 use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::layer::Layer;
 use crate::layers::oci_document::{self, Descriptor, OciDocument, Platform};
+use crate::layers::regular_file::open_regular;
 use crate::layers::stack::Part;
 use crate::layers::tar::{self, ImageRoom};
 
@@ -239,7 +240,7 @@ fn same(path: &Path, found: &[u8], digest: &str) -> Result<(), LayerError> {
 fn read(path: &Path, digest: Option<&str>) -> Result<Vec<u8>, LayerError> {
     let failed = |source| LayerError::Read { path: path.display().to_string(), source };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
+    let file = open_regular(path).map_err(failed)?;
     file.take(OciDocument::MAX_DOCUMENT + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > OciDocument::MAX_DOCUMENT {
         return Err(LayerError::Bad {

@@ -2,7 +2,8 @@
 //!
 //! Promises: a layer is never written; no layer leads outside itself; claims of an archive are
 //! checked against limits before memory is reserved for it. May break it: changes to a host
-//! directory while trees are over it (names and attributes stay as first seen, contents do not).
+//! directory while trees are over it: names stay as first seen, and a file follows the host's until
+//! a guest changes it ([`crate::host`]).
 
 use std::path::Path;
 use std::sync::Arc;

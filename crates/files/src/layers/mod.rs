@@ -15,6 +15,7 @@ pub(crate) mod layer_bytes;
 pub(crate) mod name_lookup;
 pub(crate) mod oci_document;
 pub(crate) mod packed;
+pub(crate) mod regular_file;
 pub(crate) mod stack;
 pub(crate) mod tar;
 pub(crate) mod zip;

@@ -26,7 +26,7 @@ pub(super) struct Descriptor {
     pub(super) media: String,
     pub(super) digest: String,
     #[serde(default)]
-    size: u64,
+    pub(super) size: u64,
     platform: Option<Platform>,
     #[serde(default)]
     annotations: std::collections::BTreeMap<String, String>,

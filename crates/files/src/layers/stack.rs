@@ -88,6 +88,30 @@ impl Layers {
         (content.pages.is_empty() && found.1.size() == content.size).then_some(found)
     }
 
+    /// Shows the present version of a host file that no tree has copied.
+    pub(crate) fn follow(&self, node: Node) {
+        if let Some(host) = self.host(node) {
+            host.follow(node);
+        }
+    }
+
+    /// Notes that a tree refers to the bytes of a host file that it has seen.
+    pub(crate) fn pin(&self, node: Node) {
+        if let Some(host) = self.host(node) {
+            host.pin(node);
+        }
+    }
+
+    /// The host file that a file shows, if a guest has looked at it.
+    pub(crate) fn seen(&self, node: Node) -> Option<HostFile> {
+        self.host(node)?.seen(node)
+    }
+
+    /// Whether a directory of the tree is the top of a host directory.
+    pub(crate) fn is_mount_point(&self, node: Node) -> bool {
+        self.hosts().any(|host| self.mounted.get(&host.root()) == Some(&node))
+    }
+
     /// Whether a host directory has shown a file of that number.
     pub(crate) fn is_known(&self, node: Node) -> bool {
         self.host(node).is_some_and(|host| host.parent(node).is_some())

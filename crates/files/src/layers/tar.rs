@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::error::LayerError;
 use crate::layers::archive::{Archive, Counter, StoredFile, names_budget};
 use crate::layers::item::{EntryKind, Item, LayerLimits};
+use crate::layers::regular_file::open_regular;
 use crate::nodes::name::PATH;
 use crate::nodes::node::Time;
 
@@ -37,7 +38,7 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
 pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let failed = |source| LayerError::Read { path: name.clone(), source };
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = open_regular(path).map_err(failed)?;
     let start = Start::of(&mut file).map_err(failed)?;
     let file = match start.is_compressed() {
         true => unpack(start, file, &name, limits, u64::MAX)?,
@@ -78,7 +79,7 @@ pub(crate) fn read_blob(
 ) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let failed = |source| LayerError::Read { path: name.clone(), source };
-    let file = File::open(path).map_err(failed)?;
+    let file = open_regular(path).map_err(failed)?;
     let mut blob = HashingReader { inner: file, hash: Sha256::new() };
     let start = Start::of(&mut blob).map_err(failed)?;
     let unpacked = unpack(start, &mut blob, &name, limits, room.unpacked);

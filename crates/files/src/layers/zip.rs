@@ -1,7 +1,6 @@
-//! Zips. A stored file is read in place. A packed file is unpacked on first read, and never to more
-//! than the size in its directory entry. Memory is charged before the directory is read whole.
+//! Zips. A stored file is read in place. A packed file is unpacked to a temporary file on first
+//! read, and never to more than the size in its directory entry. Memory is charged before the directory is read whole.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +11,8 @@ use ::zip::{CompressionMethod, ZipArchive};
 use crate::error::LayerError;
 use crate::layers::archive::{Archive, Counter, StoredFile, names_budget};
 use crate::layers::item::{EntryKind, Item, LayerLimits};
-use crate::layers::packed::{PackedZip, PositionedFile};
+use crate::layers::packed::{PackedZip, PositionedFile, unpack_small};
+use crate::layers::regular_file::open_regular;
 use crate::nodes::name::PATH;
 use crate::nodes::node::Time;
 use crate::read_at::FileExt;
@@ -25,7 +25,7 @@ fn read_error(path: &Path) -> impl Fn(std::io::Error) -> LayerError {
 /// Whether a file begins as a zip does.
 pub(crate) fn is_zip(path: &Path) -> Result<bool, LayerError> {
     let mut start = [0; 4];
-    let file = File::open(path).map_err(read_error(path))?;
+    let file = open_regular(path).map_err(read_error(path))?;
     let len = file.read_at(&mut start, 0).map_err(read_error(path))?;
     Ok(len == 4 && (start == *b"PK\x03\x04" || start == *b"PK\x05\x06"))
 }
@@ -63,7 +63,7 @@ fn count_entries(
 pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let bad = |why: String| LayerError::Bad { path: name.clone(), why };
-    let file = File::open(path).map_err(read_error(path))?;
+    let file = open_regular(path).map_err(read_error(path))?;
     let shared =
         PositionedFile { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
     let mut counter = Counter::new(&name, limits, &names_budget());
@@ -99,12 +99,12 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
         let usual = if matches!(what, EntryKind::Directory) { 0o755 } else { 0o644 };
         let mode = mode.map_or(usual, |mode| mode & 0o7777);
         let what = if is_link && size <= PATH as u64 {
-            let target = PackedZip(zip.clone()).unpack(number, size).map_err(&bad)?;
+            let target = unpack_small(&mut zip, number, size).map_err(&bad)?;
             EntryKind::Link(target)
         } else {
             what
         };
         items.push(Item { path, what, mode, time: Time::default() });
     }
-    Ok(Archive::new(name, items, files, file, Some(PackedZip(zip)), counter))
+    Ok(Archive::new(name, items, files, file, Some(PackedZip::new(zip)), counter))
 }

@@ -78,19 +78,12 @@ impl StoredLayers {
         let mut buffer = Vec::new();
         for archive in archives(&self.layers) {
             for (file, stored) in (0..).zip(&archive.files) {
-                // A packed file is unpacked only for this, and not cached.
-                let whole = archive.unpacked(file)?;
                 let mut at = 0;
                 while at < stored.len() {
                     let len = (stored.len() - at).min(BATCH * PAGE as u64) as usize;
-                    match &whole {
-                        Some(whole) => each(page, &whole[at as usize..at as usize + len])?,
-                        None => {
-                            buffer.resize(len, 0);
-                            archive.read(file, at, &mut buffer)?;
-                            each(page, &buffer)?;
-                        }
-                    }
+                    buffer.resize(len, 0);
+                    archive.read(file, at, &mut buffer)?;
+                    each(page, &buffer)?;
                     at += len as u64;
                     page += len.div_ceil(PAGE) as u64;
                 }

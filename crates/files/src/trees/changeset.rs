@@ -2,8 +2,9 @@
 //!
 //! Promises: a removal affects the layers below and keeps additions by the same changeset. Links in
 //! the directories of a path are followed within the tree, as umoci does. A removal makes no
-//! directory, and is not an error if the layers below lack the path. May break it: nothing in safe
-//! code.
+//! directory, and is not an error if the layers below lack the path. The time is proportional to
+//! the items, whatever they remove and wherever their links lead: links have a budget of steps, and
+//! what layers below have in a directory is removed once. May break it: nothing in safe code.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,30 +18,51 @@ use crate::nodes::source::Source;
 use crate::trees::path::Walk;
 use crate::trees::tree::{New, Tree};
 
+/// Names that links may lead through, for each item and for all archives together.
+const STEPS_PER_ITEM: u64 = 64;
+const MIN_STEPS: u64 = 1 << 20;
+
 /// An archive that is being applied.
-pub(crate) struct Changeset<'i> {
+pub(crate) struct Changeset {
     top: Node,
     layer: u32,
     /// Names that this archive has added, and those of the directories above them.
     added: BTreeSet<(Node, Vec<u8>)>,
-    /// Paths of files that are not shown.
-    skipped: BTreeSet<Vec<&'i [u8]>>,
+    /// Directories that have nothing of the layers below any more.
+    cleared: BTreeSet<Node>,
+    /// Names of files that are not shown.
+    skipped: BTreeSet<(Node, Vec<u8>)>,
+    /// Names that links may lead through from now on.
+    steps: u64,
 }
 
-impl<'i> Changeset<'i> {
+impl Changeset {
     /// Archives that are applied to a directory, one after the other.
     pub(crate) fn new(top: Node) -> Self {
-        Self { top, layer: 0, added: BTreeSet::new(), skipped: BTreeSet::new() }
+        let (added, cleared, skipped) = Default::default();
+        Self { top, layer: 0, added, cleared, skipped, steps: MIN_STEPS }
     }
 
     /// Starts the next archive.
     pub(crate) fn next_layer(&mut self, layer: u32) {
         self.layer = layer;
         self.added.clear();
+        self.cleared.clear();
     }
 
     /// Applies one entry.
-    pub(crate) fn apply(&mut self, tree: &mut Tree, item: &'i Item) -> Result<(), Refused> {
+    pub(crate) fn apply(&mut self, tree: &mut Tree, item: &Item) -> Result<(), Refused> {
+        self.steps += STEPS_PER_ITEM;
+        match self.apply_item(tree, item) {
+            Err(Refused::Loop) if self.steps == 0 => Err(Refused::Layer(format!(
+                "the links of the archive lead through more than {STEPS_PER_ITEM} names for each \
+                 item"
+            ))),
+            result => result,
+        }
+    }
+
+    fn apply_item(&mut self, tree: &mut Tree, item: &Item) -> Result<(), Refused> {
         let names: Vec<&[u8]> = names_of(&item.path).collect();
         match (&item.what, names.split_last()) {
             (EntryKind::Empty, _) => match self.lower_directory(tree, &names)? {
@@ -60,19 +82,22 @@ impl<'i> Changeset<'i> {
     }
 
     /// The directory at a path, if it exists.
-    fn lower_directory(&self, tree: &Tree, path: &[&[u8]]) -> Result<Option<Node>, Refused> {
+    fn lower_directory(&mut self, tree: &Tree, path: &[&[u8]]) -> Result<Option<Node>, Refused> {
         let mut at = self.top;
         for name in path {
             check_name(name)?;
             at = match tree.entry(at, name)? {
                 Some((node, Kind::Directory)) => node,
-                Some((node, Kind::Link)) => match tree.walk_to(at, &tree.read_link(node)?) {
-                    Ok(found) if tree.stat(found)?.kind == Kind::Directory => found,
-                    Ok(_) | Err(Refused::Missing | Refused::NotDirectory | Refused::Loop) => {
-                        return Ok(None);
+                Some((node, Kind::Link)) => {
+                    match tree.walk_to(at, &tree.read_link(node)?, &mut self.steps) {
+                        Ok(found) if tree.stat(found)?.kind == Kind::Directory => found,
+                        Err(Refused::Loop) if self.steps == 0 => return Err(Refused::Loop),
+                        Ok(_) | Err(Refused::Missing | Refused::NotDirectory | Refused::Loop) => {
+                            return Ok(None);
+                        }
+                        Err(error) => return Err(error),
                     }
-                    Err(error) => return Err(error),
-                },
+                }
                 _ => return Ok(None),
             };
         }
@@ -80,7 +105,7 @@ impl<'i> Changeset<'i> {
     }
 
     /// Removes the entry of the layers below at a path.
-    fn remove(&self, tree: &mut Tree, above: &[&[u8]], name: &[u8]) -> Result<(), Refused> {
+    fn remove(&mut self, tree: &mut Tree, above: &[&[u8]], name: &[u8]) -> Result<(), Refused> {
         let Some(at) = self.lower_directory(tree, above)? else { return Ok(()) };
         check_name(name)?;
         match tree.entry(at, name)? {
@@ -93,9 +118,13 @@ impl<'i> Changeset<'i> {
     }
 
     /// Removes everything in a directory that this archive has not added.
-    fn clear_lower(&self, tree: &mut Tree, top: Node) -> Result<(), Refused> {
+    fn clear_lower(&mut self, tree: &mut Tree, top: Node) -> Result<(), Refused> {
         let mut ahead = vec![top];
         while let Some(at) = ahead.pop() {
+            // Since then, only this archive has added anything there.
+            if !self.cleared.insert(at) {
+                continue;
+            }
             for entry in tree.list(at)? {
                 if !self.has_added(at, &entry.name) {
                     tree.clear_name(at, &entry.name)?;
@@ -127,19 +156,19 @@ impl<'i> Changeset<'i> {
     fn add(
         &mut self,
         tree: &mut Tree,
-        above: &[&'i [u8]],
-        name: &'i [u8],
-        item: &'i Item,
+        above: &[&[u8]],
+        name: &[u8],
+        item: &Item,
     ) -> Result<(), Refused> {
         let mut at = self.top;
         for name in above {
-            at = tree.directory_in(at, name)?;
+            at = tree.directory_in(at, name, &mut self.steps)?;
         }
         check_name(name)?;
         self.record(tree, at, name)?;
         let there = tree.entry(at, name)?;
         let skip = |this: &mut Self, tree: &mut Tree| {
-            this.skipped.insert(above.iter().copied().chain([name]).collect());
+            this.skipped.insert((at, name.to_vec()));
             tree.clear_name(at, name)
         };
         let node = match &item.what {
@@ -148,9 +177,10 @@ impl<'i> Changeset<'i> {
             EntryKind::Same(path) => {
                 // A hard link to a symbolic link is a further name of the link.
                 let walk = Walk::new(self.top).follow(false);
-                let place = tree.walk(&[b"./", &path[..]].concat(), walk)?;
+                let path = [b"./", &path[..]].concat();
+                let place = tree.walk_within(&path, walk, &mut self.steps)?;
                 let Some((node, _)) = place.found else {
-                    if !self.skipped.contains(&names_of(path).collect::<Vec<_>>()) {
+                    if !self.skipped.contains(&(place.directory, place.name.to_vec())) {
                         return Err(Refused::Missing);
                     }
                     return skip(self, tree);

@@ -265,7 +265,11 @@ impl Comparison<'_> {
         }
         let (a, b) = (self.one.inode(one)?, self.two.inode(two)?);
         let bytes = match (&a.body, &b.body) {
-            (Body::File(x), Body::File(y)) => differing(self.one, self.two, x, y)?,
+            (Body::File(x), Body::File(y)) => match differing(self.one, self.two, x, y) {
+                // What one of them had is lost.
+                Err(Refused::ChangedOnHost(_)) => y.size.max(1),
+                bytes => bytes?,
+            },
             (Body::Link(x), Body::Link(y)) => u64::from(x != y) * y.len() as u64,
             _ => 0,
         };
@@ -284,7 +288,9 @@ impl Comparison<'_> {
                 return Ok(());
             }
             pending.write_to(&mut path);
-            let stat = tree.stat(node)?;
+            // The host has removed it since its directory was listed.
+            let Some(inode) = inode_if_exists(tree, node)? else { continue };
+            let stat = inode.stat(node);
             if stat.kind == Kind::Directory {
                 let above = path.len();
                 for entry in tree.list(node)? {

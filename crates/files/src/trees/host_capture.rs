@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::layers::archive::{Archive, StoredFile};
-use crate::layers::host::HOST;
+use crate::layers::host::{HOST, HostDirectory};
 use crate::layers::stack::{Layers, Part};
 use crate::nodes::inode::{Body, Entry, Inode};
 use crate::nodes::map::Map;
@@ -25,6 +25,7 @@ impl CapturedLayers {
     /// All that the layers of a tree show, before anything is changed.
     fn of(tree: &Tree) -> Result<Self, Refused> {
         let layers = &tree.lower.layers;
+        layers.hosts().for_each(HostDirectory::stop_following);
         let clean = tree.blank();
         let mut files = vec![Vec::new(); layers.parts.len()];
         let mut found: Map<Node, Arc<Inode>> = Map::default();

@@ -216,7 +216,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`Refused::NotEmpty`], [`Refused::NotDirectory`], [`Refused::Missing`], [`Refused::Invalid`]
-    /// for `.`, [`Refused::Busy`] for the root.
+    /// for `.`, [`Refused::Busy`] for the root and the top of a host directory.
     pub fn remove_directory(
         &mut self,
         directory: Node,
@@ -228,7 +228,7 @@ impl Tree {
             b"." => return Err(Refused::Invalid),
             b".." => return Err(Refused::NotEmpty),
             _ if kind != Kind::Directory => return Err(Refused::NotDirectory),
-            _ if node == Self::ROOT => return Err(Refused::Busy),
+            _ if node == Self::ROOT || self.is_mount_point(node) => return Err(Refused::Busy),
             _ => {}
         }
         if !self.directory(node, |inside| inside.entries.is_empty())? {
@@ -236,6 +236,11 @@ impl Tree {
         }
         self.take(directory, name, now)?;
         self.unlink(node, now)
+    }
+
+    /// Whether a directory is the top of a host directory: as a mount point it keeps its name.
+    fn is_mount_point(&self, node: Node) -> bool {
+        self.lower.layers.is_mount_point(node)
     }
 
     /// Whether `above` is `node` or one of its ancestors.
@@ -257,7 +262,8 @@ impl Tree {
     /// # Errors
     /// [`Refused::Missing`]; [`Refused::Exists`] when it must not be replaced;
     /// [`Refused::NotDirectory`], [`Refused::IsDirectory`], [`Refused::NotEmpty`] when it cannot
-    /// be; [`Refused::Invalid`] for a directory that would be within itself, and for `.` and `..`.
+    /// be; [`Refused::Invalid`] for a directory that would be within itself; [`Refused::Busy`] for
+    /// `.` and `..`, and for the top of a host directory.
     pub fn rename(
         &mut self,
         from: Node,
@@ -278,10 +284,17 @@ impl Tree {
         if kind == Kind::Directory && self.is_within(to, node)? {
             return Err(Refused::Invalid);
         }
+        let is_mount_point = |entry: Option<(Node, Kind)>| {
+            let directory = entry.filter(|(_, kind)| *kind == Kind::Directory);
+            directory.is_some_and(|(node, _)| self.is_mount_point(node))
+        };
         match (there, how) {
             (Some(_), Rename::Keep) => return Err(Refused::Exists),
             (None, Rename::Exchange) => return Err(Refused::Missing),
             (Some((there, _)), _) if there == node => return Ok(()),
+            _ if is_mount_point(Some((node, kind))) || is_mount_point(there) => {
+                return Err(Refused::Busy);
+            }
             (Some((there, other)), Rename::Exchange) => {
                 if other == Kind::Directory && self.is_within(from, there)? {
                     return Err(Refused::Invalid);

@@ -21,7 +21,7 @@ impl Tree {
     pub fn find(&self, path: impl AsRef<[u8]>) -> Result<Node, Refused> {
         match path.as_ref() {
             b"" => Ok(Self::ROOT),
-            path => self.walk_to(Self::ROOT, path),
+            path => self.walk(path, Walk::new(Self::ROOT))?.node(),
         }
     }
 

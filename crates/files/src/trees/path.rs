@@ -12,6 +12,8 @@ use crate::trees::tree::{New, Rename, Tree};
 
 /// Links that one path may lead through.
 const LINKS: usize = 40;
+/// Bytes of a link's target that take a step to read.
+const BYTES_PER_STEP: u64 = 16;
 
 /// How a path is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,18 @@ impl Tree {
     /// [`Refused::NameTooLong`]; [`Refused::NotPermitted`] for a path that leaves where it must
     /// stay; [`Refused::Denied`].
     pub fn walk(&self, path: &[u8], how: Walk) -> Result<ResolvedName, Refused> {
+        let mut unlimited = u64::MAX;
+        self.walk_within(path, how, &mut unlimited)
+    }
+
+    /// [`Tree::walk`], of which each name takes one of `steps`, and each link further ones for its
+    /// target. Without any left, the path is a [`Refused::Loop`].
+    pub(crate) fn walk_within(
+        &self,
+        path: &[u8],
+        how: Walk,
+        steps: &mut u64,
+    ) -> Result<ResolvedName, Refused> {
         if path.is_empty() {
             return Err(Refused::Missing);
         }
@@ -151,6 +165,7 @@ impl Tree {
         };
         let mut place = None;
         while let Some(name) = ahead.pop() {
+            *steps = steps.checked_sub(1).ok_or(Refused::Loop)?;
             if matches!(&*name, b"." | b"..") && self.stat(at)?.kind != Kind::Directory {
                 return Err(Refused::NotDirectory);
             }
@@ -179,6 +194,9 @@ impl Tree {
                     return Err(Refused::Loop);
                 }
                 let target = self.read_link(node)?;
+                let more = target.len() as u64 / BYTES_PER_STEP;
+                *steps =
+                    steps.checked_sub(more).ok_or(Refused::Loop).inspect_err(|_| *steps = 0)?;
                 if target.len() + ahead.iter().map(|name| name.len() + 1).sum::<usize>() > 2 * PATH
                 {
                     return Err(Refused::NameTooLong);
@@ -288,7 +306,12 @@ impl Tree {
     }
 
     /// The target of a path from a directory, as Linux resolves it.
-    pub(crate) fn walk_to(&self, from: Node, path: &[u8]) -> Result<Node, Refused> {
-        self.walk(path, Walk::new(from))?.node()
+    pub(crate) fn walk_to(
+        &self,
+        from: Node,
+        path: &[u8],
+        steps: &mut u64,
+    ) -> Result<Node, Refused> {
+        self.walk_within(path, Walk::new(from), steps)?.node()
     }
 }

@@ -192,7 +192,11 @@ impl Tree {
                 if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
                     self.copy_up(above, overdraw)?;
                 }
-                self.lower.layers.inode(node)?
+                let inode = self.lower.layers.inode(node)?;
+                if inode.kind() == Kind::File {
+                    self.lower.layers.pin(node);
+                }
+                inode
             }
         };
         if !inode.paid {
@@ -237,6 +241,20 @@ impl Tree {
     #[must_use]
     pub fn inode_number(&self, node: Node) -> u64 {
         self.lower.layers.inode_number(node).unwrap_or(node.0)
+    }
+
+    /// Gives a file of a host directory that the tree has not changed its present size and times.
+    fn follow_host(&self, node: Node) {
+        if self.nodes.get(&node).is_none() {
+            self.lower.layers.follow(node);
+        }
+    }
+
+    /// The host file that this file was when a guest last opened it or read from it, or first
+    /// looked at it, or changed it; `None` for other files, and before that.
+    #[must_use]
+    pub fn seen_host_file(&self, node: Node) -> Option<HostFile> {
+        self.lower.layers.seen(node)
     }
 
     /// The host file with exactly the bytes of this one; `None` for any other.
@@ -399,6 +417,7 @@ impl Tree {
     /// # Errors
     /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
     pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
+        self.follow_host(node);
         match &self.inode(node)?.body {
             Body::File(content) => content.read(&self.lower.layers, offset, out),
             Body::Directory(_) => Err(Refused::IsDirectory),
@@ -520,6 +539,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::stat`].
     pub fn hold(&mut self, node: Node) -> Result<(), Refused> {
+        self.follow_host(node);
         self.inode(node)?;
         let count = self.held.get(&node).copied().unwrap_or(0);
         self.held.insert(node, count.saturating_add(1));

@@ -96,21 +96,28 @@ impl Tree {
 
     /// The directory at a path of a layer, made where it is missing.
     fn directory_at(&mut self, path: &[u8]) -> Result<Node, Refused> {
-        let mut at = Self::ROOT;
+        let (mut at, mut unlimited) = (Self::ROOT, u64::MAX);
         for name in names_of(path) {
-            at = self.directory_in(at, name)?;
+            at = self.directory_in(at, name, &mut unlimited)?;
         }
         Ok(at)
     }
 
-    pub(crate) fn directory_in(&mut self, at: Node, name: &[u8]) -> Result<Node, Refused> {
+    /// The directory with a name, made where it is missing. `steps` pays for the names that a link
+    /// leads through.
+    pub(crate) fn directory_in(
+        &mut self,
+        at: Node,
+        name: &[u8],
+        steps: &mut u64,
+    ) -> Result<Node, Refused> {
         check_name(name)?;
         match self.entry(at, name)? {
             Some((node, Kind::Directory)) => Ok(node),
             // As a system does that unpacks an image: within the tree.
             Some((node, Kind::Link)) => {
                 let target = self.read_link(node)?;
-                let found = self.walk_to(at, &target)?;
+                let found = self.walk_to(at, &target, steps)?;
                 match self.stat(found)?.kind {
                     Kind::Directory => Ok(found),
                     _ => Err(Refused::NotDirectory),

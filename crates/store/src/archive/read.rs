@@ -169,8 +169,14 @@ pub(super) fn blob_name(digest: Sha256) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// The name without `./` in front, if it is a relative path without detours.
+/// Maximum bytes of a name. No file of a snapshot has half as many.
+const MAX_NAME: usize = 256;
+
+/// The name without `./` in front, if it is a short relative path without detours.
 fn plain_name(name: &[u8], is_dir: bool) -> Option<String> {
+    if name.len() > MAX_NAME {
+        return None;
+    }
     let mut name = std::str::from_utf8(name).ok()?;
     while let Some(rest) = name.strip_prefix("./") {
         name = rest;
@@ -200,6 +206,7 @@ mod tests {
             assert_eq!(plain_name(bad.as_bytes(), false), None, "{bad}");
         }
         assert_eq!(plain_name(b"\xff", false), None);
+        assert_eq!(plain_name("a/".repeat(200).as_bytes(), true), None);
         assert_eq!(plain_name(b"./", true).as_deref(), Some(""));
         assert_eq!(plain_name(b"blobs/", true).as_deref(), Some("blobs"));
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::fs::FileType;
 
-use super::{HostDirectory, failed, kind_of, know};
+use super::{HostDirectory, HostFile, failed, kind_of, know};
 use crate::error::Refused;
 use crate::layers::name_lookup::NameLookup;
 use crate::nodes::name::Name;
@@ -134,13 +134,13 @@ impl HostDirectory {
         let entry = known.get_mut(&child).ok_or(Refused::Missing)?;
         self.settle_number(child, entry, &stat);
         match inode {
-            Some(inode) => {
-                entry.inode.get_or_insert(inode);
+            Some(inode) if entry.inode.is_none() => {
+                (entry.inode, entry.seen) = (Some(inode), Some(HostFile::of_stat(&stat)));
             }
             None if entry.inode.is_none() => {
                 entry.unlisted.get_or_insert_with(|| UnlistedDirectory::new(stat.st_mode));
             }
-            None => {}
+            _ => {}
         }
         Ok(Some((child, kind)))
     }

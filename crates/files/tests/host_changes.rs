@@ -1,0 +1,115 @@
+//! Files that a program of the host changes or replaces while trees are over their directory.
+
+use std::path::Path;
+
+use afresh_files::{Access, Budget, Layer, Refused, Rename, Time, Tree};
+
+const NOW: Time = Time { seconds: 0, nanos: 0 };
+
+/// A host directory with `k/y`, and a tree over it that has looked at the file.
+fn granted() -> (tempfile::TempDir, Tree) {
+    let host = tempfile::tempdir().unwrap();
+    std::fs::create_dir(host.path().join("k")).unwrap();
+    std::fs::write(host.path().join("k/y"), "y\n").unwrap();
+    let layer = Layer::directory(host.path()).unwrap();
+    let tree = Tree::new(Budget::default()).with_layer("/g", &layer).unwrap();
+    tree.stat_path("/g/k/y").unwrap();
+    (host, tree)
+}
+
+fn overwrite(host: &Path) {
+    std::fs::write(host.join("k/y"), "longer\n").unwrap();
+}
+
+fn replace(host: &Path) {
+    std::fs::write(host.join("k/z"), "another\n").unwrap();
+    std::fs::rename(host.join("k/z"), host.join("k/y")).unwrap();
+}
+
+#[test]
+fn a_file_has_its_present_size_and_bytes_when_it_is_opened_or_read() {
+    for (change, expected) in [(overwrite as fn(&Path), "longer\n"), (replace, "another\n")] {
+        let (host, mut tree) = granted();
+        let node = tree.find("/g/k/y").unwrap();
+        // The file stays open between the reads.
+        assert_eq!(tree.read_path("/g/k/y", 100).unwrap(), b"y\n");
+        change(host.path());
+        let mut open = tree.open(node, Access::reading()).unwrap();
+        assert_eq!(tree.stat(node).unwrap().size, expected.len() as u64);
+        let mut out = [0; 100];
+        let len = open.read(&tree, &mut out).unwrap();
+        assert_eq!(&out[..len], expected.as_bytes());
+        tree.close(open);
+        // A relative of the tree moves its directory.
+        let mut moved = tree.clone();
+        let above = moved.find("/g").unwrap();
+        moved.rename(above, b"k", above, b"e", Rename::Replace, NOW).unwrap();
+        change(host.path());
+        assert_eq!(moved.read_path("/g/e/y", 100).unwrap(), expected.as_bytes());
+    }
+}
+
+#[test]
+fn parts_of_two_versions_are_never_one_file() {
+    for change in [overwrite as fn(&Path), replace] {
+        let (host, tree) = granted();
+        let mut appended = tree.clone();
+        let node = appended.find("/g/k/y").unwrap();
+        appended.set_mode(node, 0o600, NOW).unwrap();
+        change(host.path());
+        let refused = appended.read_path("/g/k/y", 100);
+        let Err(Refused::ChangedOnHost(path)) = refused else { panic!("{refused:?}") };
+        assert!(path.ends_with("k/y"), "{path}");
+        let refused = appended.write(node, 2, b"more", NOW);
+        assert!(matches!(refused, Err(Refused::ChangedOnHost(_))), "{refused:?}");
+        let found = tree.diff(&appended).unwrap();
+        assert_eq!(
+            found.changes.iter().map(|change| &*change.path).collect::<Vec<_>>(),
+            [b"/g/k/y"]
+        );
+        // Nothing of the host's file is left.
+        appended.set_size(node, 0, NOW).unwrap();
+        appended.write(node, 0, b"new", NOW).unwrap();
+        assert_eq!(appended.read_path("/g/k/y", 100).unwrap(), b"new");
+    }
+}
+
+#[test]
+fn a_captured_directory_has_the_version_that_was_captured() {
+    let (host, tree) = granted();
+    overwrite(host.path());
+    let captured = tree.capture_host_directories().unwrap();
+    assert_eq!(captured.stat_path("/g/k/y").unwrap().size, 7);
+    std::fs::write(host.path().join("k/y"), "much longer\n").unwrap();
+    let later = tree.capture_host_directories().unwrap();
+    assert_eq!(later.stat_path("/g/k/y").unwrap().size, 7);
+    assert_eq!(tree.stat_path("/g/k/y").unwrap().size, 7);
+}
+
+#[test]
+fn the_top_of_a_host_directory_keeps_its_name() {
+    let (_host, mut tree) = granted();
+    let (root, busy) = (Tree::ROOT, Err(Refused::Busy));
+    tree.make_directories("/empty", NOW).unwrap();
+    assert_eq!(tree.rename(root, b"g", root, b"h", Rename::Replace, NOW), busy);
+    assert_eq!(tree.rename(root, b"empty", root, b"g", Rename::Exchange, NOW), busy);
+    let top = tree.find("/g").unwrap();
+    tree.remove_path("/g/k/y", NOW).unwrap();
+    tree.remove_directory(top, b"k", NOW).unwrap();
+    assert_eq!(tree.rename(root, b"empty", root, b"g", Rename::Replace, NOW), busy);
+    assert_eq!(tree.remove_directory(root, b"g", NOW), busy);
+}
+
+#[test]
+fn a_file_that_the_host_has_removed_is_no_difference() {
+    let (host, tree) = granted();
+    let mut moved = tree.clone();
+    let above = moved.find("/g").unwrap();
+    moved.list_path("/g/k").unwrap();
+    std::fs::write(host.path().join("k/w"), "w").unwrap();
+    moved.rename(above, b"k", above, b"e", Rename::Replace, NOW).unwrap();
+    std::fs::remove_dir_all(host.path().join("k")).unwrap();
+    let found = tree.diff(&moved).unwrap();
+    let paths: Vec<_> = found.changes.iter().map(|change| &*change.path).collect();
+    assert_eq!(paths, [&b"/g/e"[..], b"/g/e/y", b"/g/k", b"/g/k/y"]);
+}
