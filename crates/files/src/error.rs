@@ -44,7 +44,7 @@ pub enum Refused {
     #[error("the path leads out of its directory, or to a file that must not change")]
     NotPermitted,
     /// EACCES.
-    #[error("the permission bits of a directory on the path do not let its owner search it")]
+    #[error("the permission bits of a directory on the path, or of the file, do not allow that")]
     Denied,
     /// EBADF.
     #[error("the file is not open for that")]

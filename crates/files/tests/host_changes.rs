@@ -1,8 +1,10 @@
 //! Files that a program of the host changes or replaces while trees are over their directory.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use afresh_files::{Access, Budget, Layer, Refused, Rename, Time, Tree};
+use rustix::process::Uid;
 
 const NOW: Time = Time { seconds: 0, nanos: 0 };
 
@@ -112,4 +114,27 @@ fn a_file_that_the_host_has_removed_is_no_difference() {
     let found = tree.diff(&moved).unwrap();
     let paths: Vec<_> = found.changes.iter().map(|change| &*change.path).collect();
     assert_eq!(paths, [&b"/g/e"[..], b"/g/e/y", b"/g/k", b"/g/k/y"]);
+}
+
+#[test]
+fn a_file_that_the_process_may_not_read_does_not_open() {
+    // Root may read all files, and a thread can become another user.
+    let is_root = rustix::process::geteuid().is_root();
+    let (host, mut tree) = granted();
+    let secret = host.path().join("k/y");
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o000)).unwrap();
+    let node = tree.find("/g/k/y").unwrap();
+    std::fs::set_permissions(host.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let test = || {
+        if is_root {
+            rustix::thread::set_thread_uid(Uid::from_raw(65534)).unwrap();
+        }
+        assert_eq!(tree.open(node, Access::reading()), Err(Refused::Denied));
+        // Its attributes can be seen, and it can be replaced.
+        let open = tree.open(node, Access::default()).unwrap();
+        tree.close(open);
+        tree.set_size(node, 0, NOW).unwrap();
+        tree.open(node, Access::both()).unwrap();
+    };
+    std::thread::scope(|scope| scope.spawn(test).join()).unwrap();
 }

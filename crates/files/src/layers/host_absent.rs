@@ -65,6 +65,10 @@ impl HostDirectory {
         match self.absent {}
     }
 
+    pub(crate) fn is_readable(&self, _: Node) -> bool {
+        match self.absent {}
+    }
+
     pub(crate) fn pin(&self, _: Node) {
         match self.absent {}
     }

@@ -95,6 +95,11 @@ impl Layers {
         }
     }
 
+    /// Whether the host lets this process read a file, if it is one of the host.
+    pub(crate) fn is_readable(&self, node: Node) -> bool {
+        self.host(node).is_none_or(|host| host.is_readable(node))
+    }
+
     /// Notes that a tree refers to the bytes of a host file that it has seen.
     pub(crate) fn pin(&self, node: Node) {
         if let Some(host) = self.host(node) {

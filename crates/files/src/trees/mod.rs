@@ -4,6 +4,7 @@ pub(crate) mod bytes;
 pub(crate) mod changeset;
 pub(crate) mod diff;
 pub(crate) mod host_capture;
+pub(crate) mod host_files;
 pub(crate) mod lower_layers;
 pub(crate) mod names;
 pub(crate) mod open;

@@ -118,10 +118,15 @@ impl Tree {
     /// Opens a file or directory, and holds it.
     ///
     /// # Errors
-    /// [`Refused::IsDirectory`] for writing into a directory.
+    /// [`Refused::IsDirectory`] for writing into a directory; [`Refused::Denied`] for a host file
+    /// that this process may not read.
     pub fn open(&mut self, node: Node, access: Access) -> Result<OpenFile, Refused> {
-        if self.stat(node)?.kind == Kind::Directory && (access.write || access.append) {
+        let kind = self.stat(node)?.kind;
+        if kind == Kind::Directory && (access.write || access.append) {
             return Err(Refused::IsDirectory);
+        }
+        if kind == Kind::File && access.read && !self.is_readable(node) {
+            return Err(Refused::Denied);
         }
         self.hold(node)?;
         Ok(OpenFile { node, offset: 0, access, listing: None })

@@ -9,11 +9,9 @@
 //! May break it: holding a file and never releasing it keeps it; a held number is invalid in a tree
 //! that is not a relative.
 
-use std::fs::File;
 use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
-use crate::layers::host::HostFile;
 use crate::layers::name_lookup::NameLookup;
 use crate::layers::stack::Layers;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
@@ -233,43 +231,6 @@ impl Tree {
     /// [`Refused::Missing`] for an unknown number.
     pub fn stat(&self, node: Node) -> Result<Stat, Refused> {
         Ok(self.inode(node)?.stat(node))
-    }
-
-    /// The inode number of a file, as programs see it: of one in a host directory, the low 32 bits
-    /// are those of its number on the host, if no other file was seen with this number before and
-    /// the tree is not of an earlier form. No two files of a tree have one number.
-    #[must_use]
-    pub fn inode_number(&self, node: Node) -> u64 {
-        self.lower.layers.inode_number(node).unwrap_or(node.0)
-    }
-
-    /// Gives a file of a host directory that the tree has not changed its present size and times.
-    fn follow_host(&self, node: Node) {
-        if self.nodes.get(&node).is_none() {
-            self.lower.layers.follow(node);
-        }
-    }
-
-    /// The host file that this file was when a guest last opened it or read from it, or first
-    /// looked at it, or changed it; `None` for other files, and before that.
-    #[must_use]
-    pub fn seen_host_file(&self, node: Node) -> Option<HostFile> {
-        self.lower.layers.seen(node)
-    }
-
-    /// The host file with exactly the bytes of this one; `None` for any other.
-    #[must_use]
-    pub fn host_file(&self, node: Node) -> Option<HostFile> {
-        self.open_host_file(node).map(|(_, identity)| identity)
-    }
-
-    /// That host file, open for reading, and its identity.
-    #[must_use]
-    pub fn open_host_file(&self, node: Node) -> Option<(Arc<File>, HostFile)> {
-        match &self.inode(node).ok()?.body {
-            Body::File(content) => self.lower.layers.open_on_host(content),
-            _ => None,
-        }
     }
 
     /// The present version of a file, to recognise it later.

@@ -10,7 +10,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use rustix::fs::Stat;
+use rustix::fs::{OFlags, Stat};
+use rustix::io::Errno;
 
 use super::HostDirectory;
 use crate::error::Refused;
@@ -85,6 +86,16 @@ pub(super) fn times_of(stat: &Stat) -> Times {
 }
 
 impl HostDirectory {
+    /// Whether the host lets this process read a file. Other errors appear when it is read.
+    pub(crate) fn is_readable(&self, node: Node) -> bool {
+        if self.is_kept() || self.file(node).is_ok() {
+            return true;
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let opened = self.path(node).map(|path| self.open_at(&path, flags));
+        !matches!(opened, Ok(Err(Errno::ACCESS | Errno::PERM)))
+    }
+
     /// Shows the present version of a file, unless a tree refers to the bytes of another one. A
     /// file that cannot be opened stays as it was seen.
     pub(crate) fn follow(&self, node: Node) {
