@@ -282,6 +282,7 @@ fn fill(
 
 /// Copies the content of a guest file to an empty one of the host.
 fn copy_content(tree: &Tree, node: Node, file: &mut File) -> anyhow::Result<()> {
+    tree.refresh(node);
     let size = tree.stat(node)?.size;
     let mut piece = vec![0; PIECE];
     for part in tree.stored_ranges(node)? {

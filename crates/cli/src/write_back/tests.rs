@@ -325,3 +325,15 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
         assert_eq!(std::fs::read(top.join("out")).unwrap(), b"out", "{number}");
     }
 }
+
+#[test]
+fn a_file_that_the_guest_moved_unread_has_the_bytes_that_the_host_gave_it_meanwhile() {
+    let (_folder, top, _, before) = granted();
+    let mut after = before.clone();
+    after.stat_path(top.join("k/y").to_str().unwrap()).unwrap();
+    rename(&mut after, &top.join("k"), &top.join("e")).unwrap();
+    std::fs::write(top.join("k/y"), "longer\n").unwrap();
+    write(&top, &before, &after).unwrap();
+    assert_eq!(std::fs::read(top.join("e/y")).unwrap(), b"longer\n");
+    assert!(!top.join("k").exists());
+}

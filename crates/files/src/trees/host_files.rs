@@ -18,7 +18,7 @@ impl Tree {
     }
 
     /// Gives a file of a host directory that the tree has not changed its present size and times.
-    pub(crate) fn follow_host(&self, node: Node) {
+    pub fn refresh(&self, node: Node) {
         if self.nodes.get(&node).is_none() {
             self.lower.layers.follow(node);
         }

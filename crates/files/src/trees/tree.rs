@@ -378,7 +378,7 @@ impl Tree {
     /// # Errors
     /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
     pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
-        self.follow_host(node);
+        self.refresh(node);
         match &self.inode(node)?.body {
             Body::File(content) => content.read(&self.lower.layers, offset, out),
             Body::Directory(_) => Err(Refused::IsDirectory),
@@ -500,7 +500,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::stat`].
     pub fn hold(&mut self, node: Node) -> Result<(), Refused> {
-        self.follow_host(node);
+        self.refresh(node);
         self.inode(node)?;
         let count = self.held.get(&node).copied().unwrap_or(0);
         self.held.insert(node, count.saturating_add(1));
