@@ -158,7 +158,7 @@ fn apply(
         let (path, error) = (top.join(path).display().to_string(), error.to_string());
         failures.push(format!("{} ({})", one_line(&path), one_line(&error)));
     };
-    let kept = moved.kept(before, top, changes);
+    let kept = moved.omitted_removals(before, top, changes);
     // Directories become empty first, and exist before what is in them.
     for (index, change) in changes.iter().enumerate().rev() {
         let Some(path) = below(top, change).filter(|_| change.change == Change::Removed) else {

@@ -69,7 +69,7 @@ fn parts_of_two_versions_are_never_one_file() {
             found.changes.iter().map(|change| &*change.path).collect::<Vec<_>>(),
             [b"/g/k/y"]
         );
-        // Nothing of the host's file is left.
+        // All bytes are new.
         appended.set_size(node, 0, NOW).unwrap();
         appended.write(node, 0, b"new", NOW).unwrap();
         assert_eq!(appended.read_path("/g/k/y", 100).unwrap(), b"new");

@@ -55,7 +55,7 @@ impl MovedFiles {
 
     /// The removals below `top`, by their number among `changes`, that are not done, with a reason
     /// for those that are not below another one.
-    pub(super) fn kept(
+    pub(super) fn omitted_removals(
         &self,
         before: &Tree,
         top: &Path,

@@ -73,7 +73,7 @@ impl HostDirectory {
         match self.absent {}
     }
 
-    pub(crate) fn seen(&self, _: Node) -> Option<HostFile> {
+    pub(crate) fn seen_file(&self, _: Node) -> Option<HostFile> {
         match self.absent {}
     }
 

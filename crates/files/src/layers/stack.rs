@@ -108,8 +108,8 @@ impl Layers {
     }
 
     /// The host file that a file shows, if a guest has looked at it.
-    pub(crate) fn seen(&self, node: Node) -> Option<HostFile> {
-        self.host(node)?.seen(node)
+    pub(crate) fn seen_file(&self, node: Node) -> Option<HostFile> {
+        self.host(node)?.seen_file(node)
     }
 
     /// Whether a directory of the tree is the top of a host directory.

@@ -266,7 +266,7 @@ impl Comparison<'_> {
         let (a, b) = (self.one.inode(one)?, self.two.inode(two)?);
         let bytes = match (&a.body, &b.body) {
             (Body::File(x), Body::File(y)) => match differing(self.one, self.two, x, y) {
-                // What one of them had is lost.
+                // The bytes of one of them are lost.
                 Err(Refused::ChangedOnHost(_)) => y.size.max(1),
                 bytes => bytes?,
             },

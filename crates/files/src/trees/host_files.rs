@@ -33,7 +33,7 @@ impl Tree {
     /// looked at it, or changed it; `None` for other files, and before that.
     #[must_use]
     pub fn seen_host_file(&self, node: Node) -> Option<HostFile> {
-        self.lower.layers.seen(node)
+        self.lower.layers.seen_file(node)
     }
 
     /// The host file with exactly the bytes of this one; `None` for any other.

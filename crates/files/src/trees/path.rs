@@ -12,7 +12,7 @@ use crate::trees::tree::{New, Rename, Tree};
 
 /// Links that one path may lead through.
 const LINKS: usize = 40;
-/// Bytes of a link's target that take a step to read.
+/// Bytes in the target of a link that take a step to read.
 const BYTES_PER_STEP: u64 = 16;
 
 /// How a path is followed.
@@ -130,8 +130,8 @@ impl Tree {
         self.walk_within(path, how, &mut unlimited)
     }
 
-    /// [`Tree::walk`], of which each name takes one of `steps`, and each link further ones for its
-    /// target. Without any left, the path is a [`Refused::Loop`].
+    /// [`Tree::walk`]. Each name takes one of `steps`, and each link further ones for its target.
+    /// Without any left, the path is a [`Refused::Loop`].
     pub(crate) fn walk_within(
         &self,
         path: &[u8],

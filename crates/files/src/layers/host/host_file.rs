@@ -148,7 +148,7 @@ impl HostDirectory {
     }
 
     /// The host file that a file shows, if a guest has looked at it.
-    pub(crate) fn seen(&self, node: Node) -> Option<HostFile> {
+    pub(crate) fn seen_file(&self, node: Node) -> Option<HostFile> {
         self.lock_entries().get(&node)?.seen
     }
 
