@@ -38,7 +38,7 @@ use rustix::io::Errno;
 use attributes::{read_attributes, set_attributes};
 use conflicts::{MovedFiles, was_changed};
 use host::{open_below, open_directory, open_root, parent, remove};
-use staged_files::{StagedFiles, below, mode_of};
+use staged_files::{StagedFiles, below, mode_of, node_at};
 
 use crate::output::one_line;
 
@@ -119,12 +119,26 @@ pub(crate) fn write_back(
     changes: &[FileChange],
     trees: (&Tree, &Tree),
 ) -> anyhow::Result<()> {
-    let moved = MovedFiles::new(tops, changes, trees.1);
+    let mut moved = MovedFiles::new(tops, changes, trees.1);
+    let is_same = |top: &Path| {
+        let [before, after] =
+            [trees.0, trees.1].map(|tree| node_at(tree, top.as_os_str().as_bytes()));
+        before.is_err() || before == after
+    };
+    if let Some(top) = tops.iter().find(|top| !is_same(top)) {
+        anyhow::bail!(
+            "{}: the program has moved or removed the directory itself, so nothing is written",
+            top.display()
+        );
+    }
     let staged = tops.iter().map(|top| {
         let root = open_root(top).with_context(|| top.display().to_string())?;
         StagedFiles::new(root, top, changes, trees).map(|staged| (top, staged))
     });
     let staged = staged.collect::<anyhow::Result<Vec<_>>>()?;
+    for (top, staged) in &staged {
+        moved.keep(trees.1, top, staged.lost().iter().map(|(path, _)| path));
+    }
     let mut failures = Vec::new();
     for (top, staged) in staged {
         failures.extend(apply(top, staged, changes, trees, &moved));
@@ -183,6 +197,9 @@ fn apply(
     }
     for path in staged.conflicts() {
         report(path, &CHANGED);
+    }
+    for (path, reason) in staged.lost() {
+        report(path, reason);
     }
     for change in staged.take() {
         match staged.put(&change) {

@@ -63,7 +63,7 @@ pub enum Refused {
     #[error("the host's file system refused: {0}")]
     Host(rustix::io::Errno),
     /// ESTALE.
-    #[error("{0} was changed on the host after the guest had changed it")]
+    #[error("{0} was changed or replaced on the host after the guest had opened or changed it")]
     ChangedOnHost(String),
     /// EIO.
     #[error("a file of a layer below could not be read: {0}")]

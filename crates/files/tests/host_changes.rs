@@ -138,3 +138,43 @@ fn a_file_that_the_process_may_not_read_does_not_open() {
     };
     std::thread::scope(|scope| scope.spawn(test).join()).unwrap();
 }
+
+#[test]
+fn an_open_file_stays_the_host_file_that_was_opened() {
+    fn remove(host: &Path) {
+        std::fs::remove_file(host.join("k/y")).unwrap();
+    }
+    for change in [replace as fn(&Path), remove] {
+        let (host, mut tree) = granted();
+        std::fs::write(host.path().join("k/y"), "first version\n").unwrap();
+        let node = tree.find("/g/k/y").unwrap();
+        let mut open = tree.open(node, Access::reading()).unwrap();
+        let mut fork = tree.clone();
+        let mut out = [0; 6];
+        assert_eq!(open.read(&tree, &mut out), Ok(6));
+        change(host.path());
+        assert_eq!(open.read(&tree, &mut out), Ok(6));
+        assert_eq!(&out, b"versio");
+        let mut other = open.clone();
+        fork.release(node);
+        if host.path().join("k/y").exists() {
+            // A relative that has closed the file opens what its path names now.
+            assert_eq!(fork.read_path("/g/k/y", 100).unwrap(), b"another\n");
+            let refused = other.read(&tree, &mut out);
+            assert!(matches!(refused, Err(Refused::ChangedOnHost(_))), "{refused:?}");
+        }
+    }
+}
+
+#[test]
+fn a_path_with_a_new_file_is_that_also_where_the_old_one_has_another_name() {
+    let (host, mut tree) = granted();
+    assert_eq!(tree.read_path("/g/k/y", 100).unwrap(), b"y\n");
+    std::fs::rename(host.path().join("k/y"), host.path().join("k/y~")).unwrap();
+    std::fs::write(host.path().join("k/y"), "new\n").unwrap();
+    let node = tree.find("/g/k/y").unwrap();
+    let mut open = tree.open(node, Access::reading()).unwrap();
+    let mut out = [0; 100];
+    let len = open.read(&tree, &mut out).unwrap();
+    assert_eq!(&out[..len], b"new\n");
+}

@@ -26,20 +26,20 @@ pub(super) fn was_changed(
     let Ok(present) = openat(folder, name, flags, Mode::empty()) else { return false };
     match node_at(before, &change.path) {
         Ok(node) => {
-            let seen = before.seen_host_file(node);
-            let is_seen = |seen: HostFile| {
-                HostFile::of(&File::from(present)).is_ok_and(|file| file.has_content_of(&seen))
-            };
-            let is_file = before.stat(node).is_ok_and(|stat| stat.kind == Kind::File);
-            is_file && !seen.is_none_or(is_seen)
+            let Ok(present) = HostFile::of(&File::from(present)) else { return true };
+            match before.stat(node).map(|stat| stat.kind) {
+                Ok(Kind::Directory) => !present.is_directory(),
+                _ => before.seen_host_file(node).is_some_and(|seen| !present.has_content_of(&seen)),
+            }
         }
         // It was made after the guest had looked for it. Directories are joined.
         Err(_) => change.kind != Kind::Directory,
     }
 }
 
-/// Files that the guest has moved out of the directories that are written.
-pub(super) struct MovedFiles(HashMap<Node, PathBuf>);
+/// Files whose old names stay on the host, because the guest has moved them and they are not
+/// written under their new names, with the reason.
+pub(super) struct MovedFiles(HashMap<Node, String>);
 
 impl MovedFiles {
     pub(super) fn new(tops: &[PathBuf], changes: &[FileChange], after: &Tree) -> Self {
@@ -47,10 +47,27 @@ impl MovedFiles {
             change.change != Change::Removed && tops.iter().all(|top| below(top, change).is_none())
         };
         let place = |change: &FileChange| {
-            let path = PathBuf::from(OsStr::from_bytes(&change.path));
-            Some((node_at(after, &change.path).ok()?, path))
+            let path = Path::new(OsStr::from_bytes(&change.path)).display();
+            let reason = format!("moved to {path}, which is not written");
+            Some((node_at(after, &change.path).ok()?, reason))
         };
         Self(changes.iter().filter(outside).filter_map(place).collect())
+    }
+
+    /// Keeps the files whose bytes could not be read for their new names.
+    pub(super) fn keep<'p>(
+        &mut self,
+        after: &Tree,
+        top: &Path,
+        lost: impl Iterator<Item = &'p PathBuf>,
+    ) {
+        for path in lost {
+            let path = top.join(path);
+            if let Ok(node) = node_at(after, path.as_os_str().as_bytes()) {
+                let reason = format!("moved to {}, which could not be read", path.display());
+                self.0.insert(node, reason);
+            }
+        }
     }
 
     /// The removals below `top`, by their number among `changes`, that are not done, with a reason
@@ -70,14 +87,14 @@ impl MovedFiles {
             if change.change != Change::Removed || below(top, change).is_none() {
                 continue;
             }
-            let Some(place) = node_at(before, &change.path).ok().and_then(|node| self.0.get(&node))
+            let Some(reason) =
+                node_at(before, &change.path).ok().and_then(|node| self.0.get(&node))
             else {
                 continue;
             };
             let path = Path::new(OsStr::from_bytes(&change.path));
             let is_below = last.is_some_and(|last| path.starts_with(last));
-            let reason = || format!("moved to {}, which is not written", place.display());
-            kept.insert(index, (!is_below).then(reason));
+            kept.insert(index, (!is_below).then(|| reason.clone()));
             if !is_below {
                 last = Some(path);
             }

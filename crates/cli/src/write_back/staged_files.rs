@@ -58,6 +58,8 @@ pub(super) struct StagedFiles {
     changes: Vec<StagedChange>,
     /// Files that the host has changed meanwhile.
     conflicts: Vec<PathBuf>,
+    /// Files whose bytes could not be read, with the reason.
+    lost: Vec<(PathBuf, String)>,
     /// Temporary names that were given out.
     partials: usize,
     directories: Vec<(PathBuf, Mode)>,
@@ -74,9 +76,10 @@ impl StagedFiles {
         let mut number = [0; 8];
         getrandom(&mut number, GetRandomFlags::empty())?;
         let number = u64::from_le_bytes(number);
-        let (changed, conflicts, directories) = (Vec::new(), Vec::new(), Vec::new());
+        let (conflicts, lost, directories) = (Vec::new(), Vec::new(), Vec::new());
+        let (changed, partials) = (Vec::new(), 0);
         let mut staged =
-            Self { root, number, changes: changed, conflicts, partials: 0, directories };
+            Self { root, number, changes: changed, conflicts, lost, partials, directories };
         for change in changes.iter().filter(|change| change.change != Change::Removed) {
             let Some(path) = below(top, change) else { continue };
             let place = parent(&staged.root, &path);
@@ -84,9 +87,15 @@ impl StagedFiles {
                 staged.conflicts.push(path);
                 continue;
             }
-            let named = || format!("writing {} back", top.join(&path).display());
-            let change = staged.stage(&path, change, trees).with_context(named)?;
-            staged.changes.push(change);
+            match staged.stage(&path, change, trees) {
+                Ok(change) => staged.changes.push(change),
+                // Bytes of the host that are there no more. The host itself refuses with an errno.
+                Err(error) if error.is::<Refused>() => staged.lost.push((path, error.to_string())),
+                Err(error) => {
+                    let named = format!("writing {} back", top.join(&path).display());
+                    return Err(error.context(named));
+                }
+            }
         }
         Ok(staged)
     }
@@ -98,6 +107,11 @@ impl StagedFiles {
     /// Files that a program of the host has changed meanwhile, and that stay as they are.
     pub(super) fn conflicts(&self) -> &[PathBuf] {
         &self.conflicts
+    }
+
+    /// Files whose bytes could not be read, with the reason.
+    pub(super) fn lost(&self) -> &[(PathBuf, String)] {
+        &self.lost
     }
 
     /// The changes, to put each.
@@ -292,7 +306,9 @@ fn copy_content(tree: &Tree, node: Node, file: &mut File) -> anyhow::Result<()> 
         while at < end {
             let len = (end - at).min(PIECE as u64) as usize;
             let len = tree.read(node, at, &mut piece[..len])?;
-            anyhow::ensure!(len > 0, "it has become shorter");
+            if len == 0 {
+                return Err(Refused::Layer("it has become shorter".to_owned()).into());
+            }
             file.write_all(&piece[..len])?;
             at += len as u64;
         }

@@ -233,6 +233,8 @@ fn granted() -> (tempfile::TempDir, PathBuf, PathBuf, Tree) {
     let (top, other) = (host.join("top"), host.join("other"));
     std::fs::create_dir_all(top.join("k")).unwrap();
     std::fs::write(top.join("k/y"), "y\n").unwrap();
+    std::fs::create_dir(top.join("k/empty")).unwrap();
+    std::os::unix::fs::symlink("y", top.join("k/link")).unwrap();
     let layer = Layer::directory(&top).unwrap();
     let tree = Tree::new(Budget::default()).with_layer(top.to_str().unwrap(), &layer).unwrap();
     (folder, top, other, tree)
@@ -274,7 +276,7 @@ fn a_file_that_is_moved_to_a_place_that_is_not_written_is_kept() {
     let (from, to) = (top.parent().unwrap(), other.with_file_name("moved"));
     let to = from.parent().unwrap().join(to.file_name().unwrap());
     rename(&mut after, from, &to).unwrap();
-    assert!(write(&top, &before, &after).unwrap_err().contains("moved to"));
+    assert!(write(&top, &before, &after).unwrap_err().contains("has moved or removed"));
     assert_eq!(std::fs::read(top.join("k/y")).unwrap(), b"y\n");
 }
 
@@ -297,6 +299,28 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
     let add: Step<'_> = &|tree, top| {
         tree.write_path(path(top, "new"), b"guest", now).unwrap();
     };
+    // The moved file has a mode of its own, so that its bytes must be those that were seen.
+    let rename_unread: Step<'_> = &|tree, top| {
+        let node = tree.find(path(top, "k/y")).unwrap();
+        tree.set_mode(node, 0o600, now).unwrap();
+        rename(tree, &top.join("k/y"), &top.join("k/moved")).unwrap();
+    };
+    let remove_link: Step<'_> = &|tree, top| {
+        let above = tree.find(path(top, "k")).unwrap();
+        tree.remove_file(above, b"link", now).unwrap();
+    };
+    let remove_directory: Step<'_> = &|tree, top| {
+        let above = tree.find(path(top, "k")).unwrap();
+        tree.remove_directory(above, b"empty", now).unwrap();
+    };
+    let replace_link: HostStep<'_> = &|top| {
+        std::fs::remove_file(top.join("k/link")).unwrap();
+        std::fs::write(top.join("k/link"), "precious").unwrap();
+    };
+    let replace_directory: HostStep<'_> = &|top| {
+        std::fs::remove_dir(top.join("k/empty")).unwrap();
+        std::fs::write(top.join("k/empty"), "precious").unwrap();
+    };
     let overwrite: HostStep<'_> = &|top| std::fs::write(top.join("k/y"), "longer\n").unwrap();
     let replace: HostStep<'_> = &|top| {
         std::fs::write(top.join("k/y2"), "z\n").unwrap();
@@ -308,6 +332,9 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
         (append, replace, "k/y", "z\n"),
         (remove, overwrite, "k/y", "longer\n"),
         (add, make, "new", "host"),
+        (rename_unread, overwrite, "k/y", "longer\n"),
+        (remove_link, replace_link, "k/link", "precious"),
+        (remove_directory, replace_directory, "k/empty", "precious"),
     ]
     .into_iter()
     .enumerate()
@@ -319,8 +346,7 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
         after.write_path(path(&top, "out"), b"out", now).unwrap();
         host(&top);
         let message = write(&top, &before, &after).unwrap_err();
-        let expected = format!("{} ({CHANGED})", top.join(file).display());
-        assert!(message.contains(&expected), "{number}: {message}");
+        assert!(message.contains(top.join(file).to_str().unwrap()), "{number}: {message}");
         assert_eq!(std::fs::read_to_string(top.join(file)).unwrap(), content, "{number}");
         assert_eq!(std::fs::read(top.join("out")).unwrap(), b"out", "{number}");
     }
@@ -336,4 +362,16 @@ fn a_file_that_the_guest_moved_unread_has_the_bytes_that_the_host_gave_it_meanwh
     write(&top, &before, &after).unwrap();
     assert_eq!(std::fs::read(top.join("e/y")).unwrap(), b"longer\n");
     assert!(!top.join("k").exists());
+}
+
+#[test]
+fn nothing_is_written_for_a_directory_that_was_moved_within_another_grant() {
+    let (_folder, top, _, before) = granted();
+    let mut after = before.clone();
+    let inner = top.join("k");
+    rename(&mut after, &inner, &top.join("e")).unwrap();
+    after.write_path(inner.join("y").to_str().unwrap(), b"new", Time::default()).unwrap();
+    let message = write(&inner, &before, &after).unwrap_err();
+    assert!(message.contains("moved or removed the directory itself"), "{message}");
+    assert_eq!(std::fs::read(inner.join("y")).unwrap(), b"y\n");
 }

@@ -3,9 +3,10 @@
 //! Promises: every path is opened below the directory by the kernel's own check (`openat2`,
 //! beneath, no symbolic links), so a process that replaces directories by links at the same time
 //! cannot lead out of it. A file's node follows from its path, so that it is the same in another
-//! process, and the inode number that programs see from the host's. A file has its present size,
-//! times and bytes from each open and read on, until a tree has a copy of its attributes. Then it
-//! must keep its bytes: reading changed ones fails. May break it: see [`crate::layer`].
+//! process, and the inode number that programs see from the host's. A file is what its path names
+//! when it is opened, and has its present size, times and bytes at each read, until a tree has a
+//! copy of its attributes. Then it must keep its bytes: reading changed ones fails. May break it:
+//! see [`crate::layer`].
 
 mod host_file;
 mod inode_numbers;
@@ -37,6 +38,7 @@ use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node};
 use crate::nodes::source::Source;
 pub use host_file::HostFile;
+pub(crate) use host_file::Occasion;
 use host_file::times_of;
 use inode_numbers::{FileNumber, InodeNumbers};
 use lookups::UnlistedDirectory;
@@ -288,6 +290,10 @@ impl HostDirectory {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_open(&self) -> MutexGuard<'_, Vec<(Node, Arc<File>)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The file at a path, which is not followed if it is a link, and its attributes.
     fn stat_at(&self, path: &Path) -> Result<(OwnedFd, Stat), Errno> {
         let fd = self.open_at(path, OFlags::PATH)?;
@@ -436,18 +442,17 @@ impl HostDirectory {
         }
     }
 
-    /// The host file at the path of a file, and its present identity. One that was open before is
-    /// used again unless the host has removed or replaced it.
+    /// The host file of a file, and its present identity. One that was open before is used again,
+    /// also after the host has removed or replaced it; another one is opened by its path.
     fn file(&self, node: Node) -> Result<(Arc<File>, HostFile), Refused> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.lock_open();
         if let Some(at) = open.iter().position(|(other, _)| *other == node) {
             let entry = open.remove(at);
             let file = entry.1.clone();
-            let stat = rustix::fs::fstat(&*file).ok().filter(|stat| stat.st_nlink > 0);
-            if let Some(stat) = stat {
-                open.push(entry);
-                return Ok((file, HostFile::of_stat(&stat)));
-            }
+            open.push(entry);
+            let stat = rustix::fs::fstat(&*file);
+            let stat = stat.map_err(|error| Refused::Layer(error.to_string()))?;
+            return Ok((file, HostFile::of_stat(&stat)));
         }
         let path = self.path(node)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -497,7 +502,7 @@ impl HostDirectory {
             KeptFiles { bytes, begins }
         });
         if first {
-            self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.lock_open().clear();
         }
         first
     }

@@ -32,6 +32,15 @@ pub struct HostFile {
     absent: Infallible,
 }
 
+/// Why the present version of a file is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// A guest opens it.
+    Opened,
+    /// A guest reads it that has it open.
+    Held,
+}
+
 impl HostFile {
     /// The identity of an open file.
     ///
@@ -39,6 +48,12 @@ impl HostFile {
     /// Always.
     pub fn of(_: &File) -> std::io::Result<Self> {
         Err(Error::from(ErrorKind::Unsupported))
+    }
+
+    /// Whether it is a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        match self.absent {}
     }
 
     /// Whether the two have the same content.
@@ -61,7 +76,11 @@ impl HostFile {
 }
 
 impl HostDirectory {
-    pub(crate) fn follow(&self, _: Node) {
+    pub(crate) fn is_same_file(&self, _: Node, _: &HostFile) -> bool {
+        match self.absent {}
+    }
+
+    pub(crate) fn follow(&self, _: Node, _: Occasion) {
         match self.absent {}
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::layers::archive::Archive;
-use crate::layers::host::{HOST, HostDirectory, HostFile};
+use crate::layers::host::{HOST, HostDirectory, HostFile, Occasion};
 use crate::layers::name_lookup::NameLookup;
 use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Inode};
@@ -89,10 +89,15 @@ impl Layers {
     }
 
     /// Shows the present version of a host file that no tree has copied.
-    pub(crate) fn follow(&self, node: Node) {
+    pub(crate) fn follow(&self, node: Node, occasion: Occasion) {
         if let Some(host) = self.host(node) {
-            host.follow(node);
+            host.follow(node, occasion);
         }
+    }
+
+    /// Whether a host file is still the one that was opened.
+    pub(crate) fn is_same_file(&self, node: Node, held: &HostFile) -> bool {
+        self.host(node).is_none_or(|host| host.is_same_file(node, held))
     }
 
     /// Whether the host lets this process read a file, if it is one of the host.

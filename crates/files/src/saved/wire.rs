@@ -27,7 +27,7 @@ use crate::saved::description::{
     damaged,
 };
 use crate::saved::footprint;
-use crate::trees::tree::{Budget, Tree};
+use crate::trees::tree::{Budget, Held, Tree};
 
 impl Part {
     /// The identity of a layer.
@@ -104,7 +104,7 @@ impl Tree {
             hosts: hosts.iter().filter_map(path).collect(),
             nodes,
             gone,
-            held: self.held.iter().map(|(node, count)| (node.0, *count)).collect(),
+            held: self.held.iter().map(|(node, held)| (node.0, held.count)).collect(),
             pages: pages.len() as u64,
         };
         let written = |error: postcard::Error| damaged(error.to_string());
@@ -335,7 +335,8 @@ impl Loader<'_> {
         }
         let mut tree = self.tree;
         for (number, count) in saved.held {
-            if count == 0 || tree.held.insert(Node(number), count).is_some() {
+            let held = Held { count, file: None };
+            if count == 0 || tree.held.insert(Node(number), held).is_some() {
                 return Err(damaged("a file is held twice"));
             }
             tree.inode(Node(number)).map_err(|_| damaged("a held file does not exist"))?;

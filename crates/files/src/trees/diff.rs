@@ -267,7 +267,7 @@ impl Comparison<'_> {
         let bytes = match (&a.body, &b.body) {
             (Body::File(x), Body::File(y)) => match differing(self.one, self.two, x, y) {
                 // The bytes of one of them are lost.
-                Err(Refused::ChangedOnHost(_)) => y.size.max(1),
+                Err(Refused::ChangedOnHost(_) | Refused::Missing) => y.size.max(1),
                 bytes => bytes?,
             },
             (Body::Link(x), Body::Link(y)) => u64::from(x != y) * y.len() as u64,

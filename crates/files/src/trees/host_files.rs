@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::layers::host::HostFile;
+use crate::error::Refused;
+use crate::layers::host::{HostFile, Occasion};
 use crate::nodes::inode::Body;
 use crate::nodes::node::Node;
 use crate::trees::tree::Tree;
@@ -18,9 +19,31 @@ impl Tree {
     }
 
     /// Gives a file of a host directory that the tree has not changed its present size and times.
+    /// One that is held stays the same host file.
     pub fn refresh(&self, node: Node) {
         if self.nodes.get(&node).is_none() {
-            self.lower.layers.follow(node);
+            let occasion = if self.is_held(node) { Occasion::Held } else { Occasion::Opened };
+            self.lower.layers.follow(node, occasion);
+        }
+    }
+
+    /// The host file that an unchanged file shows.
+    pub(crate) fn shown_host_file(&self, node: Node) -> Option<HostFile> {
+        self.nodes.get(&node).is_none().then(|| self.lower.layers.seen_file(node))?
+    }
+
+    /// Fails if a file that is held was opened as another host file, which was closed since then.
+    pub(crate) fn check_same_file(&self, node: Node) -> Result<(), Refused> {
+        if self.nodes.get(&node).is_some() {
+            return Ok(());
+        }
+        let file = self.held.get(&node).and_then(|held| held.file);
+        match file.is_none_or(|file| self.lower.layers.is_same_file(node, &file)) {
+            true => Ok(()),
+            false => {
+                let path = self.lower.layers.path(node).unwrap_or_default();
+                Err(Refused::ChangedOnHost(path.display().to_string()))
+            }
         }
     }
 

@@ -12,6 +12,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
+use crate::layers::host::HostFile;
 use crate::layers::name_lookup::NameLookup;
 use crate::layers::stack::Layers;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
@@ -74,12 +75,21 @@ pub enum New<'a> {
     Device(u64),
 }
 
+/// A file that is open, or held for another reason.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// How often.
+    pub(crate) count: u32,
+    /// The host file that was opened, if it was one.
+    pub(crate) file: Option<HostFile>,
+}
+
 /// A file tree. Cheap to clone; see the crate's documentation.
 #[derive(Clone)]
 pub struct Tree {
     pub(crate) nodes: Map<Node, Arc<Inode>>,
-    /// How often a file is open, or held for another reason.
-    pub(crate) held: Map<Node, u32>,
+    /// Files that are open.
+    pub(crate) held: Map<Node, Held>,
     pub(crate) next: u64,
     pub(crate) bytes: u64,
     pub(crate) files: u64,
@@ -102,7 +112,7 @@ impl PartialEq for Tree {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.lower, &other.lower)
             && self.nodes.differing(&other.nodes, |a, b| Arc::ptr_eq(a, b) || a.same(b)).is_empty()
-            && self.held.differing(&other.held, |a, b| a == b).is_empty()
+            && self.held.differing(&other.held, |a, b| a.count == b.count).is_empty()
     }
 }
 
@@ -379,6 +389,7 @@ impl Tree {
     /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
     pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
         self.refresh(node);
+        self.check_same_file(node)?;
         match &self.inode(node)?.body {
             Body::File(content) => content.read(&self.lower.layers, offset, out),
             Body::Directory(_) => Err(Refused::IsDirectory),
@@ -502,8 +513,11 @@ impl Tree {
     pub fn hold(&mut self, node: Node) -> Result<(), Refused> {
         self.refresh(node);
         self.inode(node)?;
-        let count = self.held.get(&node).copied().unwrap_or(0);
-        self.held.insert(node, count.saturating_add(1));
+        let held = match self.held.get(&node) {
+            Some(held) => Held { count: held.count.saturating_add(1), ..*held },
+            None => Held { count: 1, file: self.shown_host_file(node) },
+        };
+        self.held.insert(node, held);
         Ok(())
     }
 
@@ -516,18 +530,18 @@ impl Tree {
     /// How often a file is held.
     #[must_use]
     pub fn hold_count(&self, node: Node) -> u64 {
-        self.held.get(&node).map_or(0, |count| u64::from(*count))
+        self.held.get(&node).map_or(0, |held| u64::from(held.count))
     }
 
     /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
     pub fn release(&mut self, node: Node) {
         match self.held.get(&node).copied() {
-            Some(0 | 1) => {
+            Some(Held { count: 0 | 1, .. }) => {
                 self.held.remove(&node);
                 self.bury(node);
             }
-            Some(count) => {
-                self.held.insert(node, count - 1);
+            Some(held) => {
+                self.held.insert(node, Held { count: held.count - 1, ..held });
             }
             None => {}
         }

@@ -10,10 +10,10 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use rustix::fs::{OFlags, Stat};
+use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::HostDirectory;
+use super::{HostDirectory, HostEntry};
 use crate::error::Refused;
 use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Inode};
@@ -30,6 +30,7 @@ pub struct HostFile {
     /// Seconds and nanoseconds.
     modified: (i64, u64),
     changed: (i64, u64),
+    is_directory: bool,
 }
 
 /// Seconds within which a file may change twice and have the same times.
@@ -42,7 +43,14 @@ impl HostFile {
             size: stat.st_size.max(0) as u64,
             modified: (stat.st_mtime, stat.st_mtime_nsec),
             changed: (stat.st_ctime, stat.st_ctime_nsec),
+            is_directory: FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
         }
+    }
+
+    /// Whether it is a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        self.is_directory
     }
 
     /// The identity of an open file, which may be opened with `O_PATH`.
@@ -75,6 +83,17 @@ impl HostFile {
     }
 }
 
+/// Why the present version of a file is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// A guest opens it, or reads it by its path: it is what its path names.
+    Opened,
+    /// A guest that has it open reads it: it stays the same host file.
+    Held,
+    /// Its directory is saved: it stays the same host file as long as that is open.
+    Captured,
+}
+
 /// The times of a host file, as its [`Stat`] has them.
 pub(super) fn times_of(stat: &Stat) -> Times {
     let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
@@ -98,21 +117,24 @@ impl HostDirectory {
 
     /// Shows the present version of a file, unless a tree refers to the bytes of another one. A
     /// file that cannot be opened stays as it was seen.
-    pub(crate) fn follow(&self, node: Node) {
-        if self.is_kept() || self.captured.get().is_some() {
-            return;
+    pub(crate) fn follow(&self, node: Node, occasion: Occasion) {
+        if !self.is_kept() && self.captured.get().is_none() {
+            self.show_present(node, occasion);
         }
-        self.show_present(node);
     }
 
-    fn show_present(&self, node: Node) {
+    fn show_present(&self, node: Node, occasion: Occasion) {
         let is_file = |inode: &Arc<Inode>| inode.kind() == Kind::File;
-        let follows = |here: &super::HostEntry| {
+        let follows = |here: &HostEntry| {
             here.seen.filter(|_| !here.is_pinned && here.inode.as_ref().is_some_and(is_file))
         };
         let Some(seen) = self.lock_entries().get(&node).and_then(follows) else { return };
+        if occasion == Occasion::Opened {
+            self.close_replaced(node, &seen);
+        }
         let Ok((file, present)) = self.file(node) else { return };
-        if present == seen {
+        let is_another = present.file != seen.file && occasion == Occasion::Held;
+        if present == seen || is_another {
             return;
         }
         let Ok(stat) = rustix::fs::fstat(&*file) else { return };
@@ -125,6 +147,25 @@ impl HostDirectory {
         inode.body = Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64));
         (inode.mode, inode.times) = (stat.st_mode & 0o7777, times_of(&stat));
         here.seen = Some(HostFile::of_stat(&stat));
+    }
+
+    /// Closes the file `seen` if its path names another one by now.
+    fn close_replaced(&self, node: Node, seen: &HostFile) {
+        let is_open = |open: &[(Node, Arc<File>)]| open.iter().any(|(other, _)| *other == node);
+        if !is_open(&self.lock_open()) {
+            return;
+        }
+        let Ok(path) = self.path(node) else { return };
+        let Ok((_, stat)) = self.stat_at(&path) else { return };
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if is_file && (stat.st_dev, stat.st_ino) != seen.file {
+            self.lock_open().retain(|(other, _)| *other != node);
+        }
+    }
+
+    /// Whether a file is still the host file `held`, whatever its size is by now.
+    pub(crate) fn is_same_file(&self, node: Node, held: &HostFile) -> bool {
+        self.is_kept() || self.file(node).is_ok_and(|(_, present)| present.file == held.file)
     }
 
     /// Notes that a tree refers to the bytes of a file that it has seen.
@@ -155,9 +196,9 @@ impl HostDirectory {
     /// Shows the present version of each file that was looked at, and no later one.
     pub(crate) fn stop_following(&self) {
         self.captured.get_or_init(|| {
-            let seen = |(node, here): (&Node, &super::HostEntry)| here.seen.map(|_| *node);
+            let seen = |(node, here): (&Node, &HostEntry)| here.seen.map(|_| *node);
             let nodes: Vec<Node> = self.lock_entries().iter().filter_map(seen).collect();
-            nodes.into_iter().for_each(|node| self.show_present(node));
+            nodes.into_iter().for_each(|node| self.show_present(node, Occasion::Captured));
         });
     }
 }
