@@ -13,6 +13,7 @@ mod memory_limit;
 mod output;
 mod spare;
 mod working_set;
+mod written_memory;
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,6 +68,8 @@ pub struct Instance {
     /// Of all of its processes.
     outbound: OutboundLimits,
     stats: Stats,
+    /// Bytes of private memory at the last checkpoint.
+    frozen_memory: u64,
     /// Shows the files during calls whose output is heard.
     view: Option<FileView>,
 }
@@ -151,6 +154,7 @@ impl Instance {
             generation,
             outbound,
             stats,
+            frozen_memory: 0,
             view: None,
         }
     }
@@ -504,6 +508,9 @@ impl Instance {
     pub(crate) fn checkpoint(&mut self) -> Result<FrozenState, CallError> {
         let standing = self.frozen(true)?;
         self.standing = standing.clone();
+        if self.footing == ResetState::Live {
+            self.note_frozen_memory();
+        }
         Ok(standing)
     }
 
@@ -539,6 +546,7 @@ impl Instance {
             self.live = None;
         }
         self.standing = to.clone();
+        self.frozen_memory = 0;
         self.reset();
     }
 

@@ -72,6 +72,10 @@ impl ParkedSubprocesses {
         self.bodies.values().map(Subprocess::write_set_len).sum()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Subprocess> + '_ {
+        self.bodies.values()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Subprocess> + '_ {
         self.bodies.values_mut()
     }

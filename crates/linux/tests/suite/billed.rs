@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use afresh_linux::{CallError, MemoryPeak, Program, guest_cpu_time, take_guest_cpu_time};
+use afresh_snapshot::Guest;
 
 use crate::common;
 
@@ -94,4 +95,34 @@ fn the_peak_of_mapped_memory_outlasts_the_processes_that_mapped_it() {
     assert!(mapped > 0 && alone >= mapped, "{mapped} {alone}");
     let (_, forked) = peak(&mut instance, b"(sleep 0.1)\n");
     assert!(forked > alone, "{forked} {alone}");
+}
+
+#[test]
+fn memory_is_written_until_a_checkpoint_has_it() {
+    let program = Program::new("/bin/sh").grant("/").arg("-c").arg(SHELL);
+    let warm = match program.warm() {
+        Ok(warm) => warm,
+        Err(why) => return println!("SKIPPED: {why}"),
+    };
+    const FILL: &[u8] = b"filled=$(head -c 20000000 /dev/zero | tr '\\0' x)\n";
+    const FILLED: u64 = 20_000_000;
+    let mut instance = warm.instance();
+    assert_eq!(instance.written_memory(), 0);
+    instance.call(b"true\n").unwrap();
+    let small = instance.written_memory();
+    assert!(small > 0 && small < FILLED / 2, "{small}");
+    instance.call(FILL).unwrap();
+    assert!(instance.written_memory() >= FILLED, "{}", instance.written_memory());
+    // Child processes count while they live.
+    Guest::checkpoint(&mut instance).unwrap();
+    assert_eq!(instance.written_memory(), 0);
+    let child = [b"(", FILL.trim_ascii(), b"; while :; do sleep 1; done) &\n"].concat();
+    instance.call(&child).unwrap();
+    let begun = Instant::now();
+    while instance.written_memory() < FILLED && begun.elapsed() < Duration::from_secs(120) {
+        instance.call(b"sleep 0.1\n").unwrap();
+    }
+    assert!(instance.written_memory() >= FILLED, "{}", instance.written_memory());
+    instance.reset();
+    assert_eq!(instance.written_memory(), 0);
 }

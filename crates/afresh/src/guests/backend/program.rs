@@ -385,6 +385,10 @@ impl SessionGuest for Instance {
             None => branch.base().state.due(),
         }
     }
+
+    fn written_memory(&self) -> u64 {
+        Instance::written_memory(self)
+    }
 }
 
 impl FileOwner for Branch<Instance> {

@@ -45,6 +45,11 @@ pub(crate) trait SessionGuest: Guest + Sized + 'static {
         let _ = branch;
         None
     }
+
+    /// Bytes of memory that it has written since the state that it stands on, where that is known.
+    fn written_memory(&self) -> u64 {
+        0
+    }
 }
 
 /// The branch of a session, without the type of its guest.
@@ -94,6 +99,8 @@ pub(crate) trait SessionBackend: Send {
     fn files(&mut self) -> Result<SessionFiles<'_>, SessionError>;
     /// Time until the next event in the guest.
     fn next_event(&self) -> Option<Duration>;
+    /// Bytes of memory that the guest has written since the state that it stands on.
+    fn written_memory(&self) -> u64;
 }
 
 /// The error of a branch that did not move.
@@ -220,5 +227,9 @@ where
 
     fn next_event(&self) -> Option<Duration> {
         G::next_event(self)
+    }
+
+    fn written_memory(&self) -> u64 {
+        self.guest().map_or(0, G::written_memory)
     }
 }
