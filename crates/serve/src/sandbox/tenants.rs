@@ -10,6 +10,8 @@ pub(crate) mod idle_processors;
 pub(crate) mod memory;
 pub(crate) mod processor_metrics;
 pub(crate) mod quota;
+#[cfg(test)]
+mod scheduler_model;
 mod scheduler_state;
 pub(crate) mod tenant_queue;
 pub(crate) mod totals;

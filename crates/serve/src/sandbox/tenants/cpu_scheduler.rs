@@ -27,7 +27,7 @@ use crate::sandbox::tenants::idle_processors::IdleProcessors;
 use crate::sandbox::tenants::scheduler_state::{SchedulerState, Waiter};
 
 /// Time between two decisions about a call.
-const QUANTUM: Duration = Duration::from_millis(4);
+pub(super) const QUANTUM: Duration = Duration::from_millis(4);
 /// A call that used less than this part of its quantum waits for something else.
 const WAITING_FRACTION: u32 = 20;
 /// Interval of checks whether a suspended call is to end.
@@ -154,7 +154,7 @@ impl CpuTurn {
         {
             let mut state = self.scheduler.state();
             state.adjust(self.since);
-            if self.has_place && !state.is_beyond() && !state.has_waiting() {
+            if self.has_place && state.keeps_place() {
                 return true;
             }
         }

@@ -22,18 +22,34 @@ pub(crate) struct IdleProcessors {
     used: Duration,
     /// Idle time of the host when the window began.
     idle: Option<Duration>,
+    /// Reads that time.
+    host: Box<dyn Fn() -> Option<Duration> + Send>,
 }
 
 impl IdleProcessors {
     pub(crate) fn new(processors: usize) -> Self {
+        Self::on(processors, host_idle_time)
+    }
+
+    /// Those of a host whose idle time `host` reads.
+    pub(super) fn on(
+        processors: usize,
+        host: impl Fn() -> Option<Duration> + Send + 'static,
+    ) -> Self {
         let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-        Self { processors, since: Instant::now(), used: Duration::ZERO, idle: None }
+        let (since, used) = (Instant::now(), Duration::ZERO);
+        Self { processors, since, used, idle: None, host: Box::new(host) }
     }
 
     /// Those of a host that is always busy.
     #[cfg(test)]
     pub(crate) fn busy() -> Self {
         Self::new(0)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> Duration {
+        self.used
     }
 
     /// Counts CPU time of a call.
@@ -48,7 +64,7 @@ impl IdleProcessors {
             return None;
         }
         let before = self.idle.take();
-        self.idle = host_idle_time();
+        self.idle = (self.host)();
         let used = std::mem::take(&mut self.used);
         self.since = now;
         // An old window says nothing of the present.
