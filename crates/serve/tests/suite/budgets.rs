@@ -9,10 +9,14 @@ use afresh_serve::{Config, Limits};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-const OTHER_KEY: &str = "key-of-other";
+pub(crate) const OTHER_KEY: &str = "key-of-other";
 
 /// A configuration in which the tenant `acme` has these limits.
-fn limited(dir: &std::path::Path, script: &str, change: impl FnOnce(&mut Limits)) -> Config {
+pub(crate) fn limited(
+    dir: &std::path::Path,
+    script: &str,
+    change: impl FnOnce(&mut Limits),
+) -> Config {
     let mut sandboxes = sandboxes(dir, script);
     let mut limits = Limits::default();
     change(&mut limits);
@@ -21,7 +25,7 @@ fn limited(dir: &std::path::Path, script: &str, change: impl FnOnce(&mut Limits)
 }
 
 /// Checks a refusal for a budget.
-fn check_refusal((status, answer): &(u16, Value), owner: &str, name: &str) {
+pub(crate) fn check_refusal((status, answer): &(u16, Value), owner: &str, name: &str) {
     let expected = if owner == "server" { 503 } else { 429 };
     assert_eq!(*status, expected, "{answer}");
     assert_eq!(answer["code"], *status, "{answer}");
@@ -34,7 +38,7 @@ fn check_refusal((status, answer): &(u16, Value), owner: &str, name: &str) {
 }
 
 /// The answer to a request for a new sandbox.
-async fn ask_for_one(client: &Client) -> (u16, Value) {
+pub(crate) async fn ask_for_one(client: &Client) -> (u16, Value) {
     client.ask(Method::POST, "/sandboxes", json!({"templateID": "script"})).await
 }
 
@@ -75,6 +79,20 @@ fn sandboxes_and_their_memory_have_a_budget() {
         check_refusal(&ask_for_one(&client).await, "tenant", "max-memory-mib");
         let fork = client.ask(Method::POST, &path(&own, "/fork"), json!({})).await;
         check_refusal(&fork, "tenant", "max-memory-mib");
+        let checkpoints = path(&own, "/checkpoints");
+        client.post(&checkpoints, json!({"name": "one"})).await;
+        let drop_checkpoint = path(&own, "/checkpoints/one");
+        assert_eq!(client.ask(Method::DELETE, &drop_checkpoint, json!({})).await.0, 204);
+        let limit = |config: &mut Config, memory: u64| {
+            let budgets = &mut config.sandboxes.as_mut().unwrap().budgets;
+            budgets.tenants.get_mut("acme").unwrap().memory = Some(memory);
+        };
+        limit(&mut renewed, 1);
+        server.handle.reload(&renewed).await.unwrap();
+        let refused = client.ask(Method::POST, &checkpoints, json!({"name": "two"})).await;
+        check_refusal(&refused, "tenant", "max-memory-mib");
+        limit(&mut renewed, 2 * memory - 1);
+        server.handle.reload(&renewed).await.unwrap();
         other.create().await;
         // A paused sandbox has no memory, and is refused when it would come back.
         assert_eq!(client.ask(Method::POST, &path(&own, "/pause"), json!({})).await.0, 204);

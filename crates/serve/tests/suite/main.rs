@@ -2,6 +2,8 @@
 
 mod access;
 mod audit;
+#[cfg(linux_guests)]
+mod background_memory;
 mod budgets;
 mod code;
 mod common;

@@ -2,7 +2,8 @@
 //!
 //! Promises: they run in slices, between which calls get their turn. A slice that is cut short
 //! takes the sandbox back to the end of its last call, and the next call lets it continue from
-//! there. One that a budget refuses is tried again once the budget may have room.
+//! there. One that a budget refuses is tried again once the budget may have room
+//! ([`refused_work`](super::refused_work)).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -44,8 +45,16 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         due: Option<Duration>,
     ) {
+        sandbox.refused_work.clear();
         let due = due.and_then(|due| Instant::now().checked_add(due));
         if sandbox.commands.set_due(due) {
+            tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));
+        }
+    }
+
+    /// Something may happen in a sandbox by itself now.
+    pub(super) fn schedule_now(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        if sandbox.commands.set_due(Some(Instant::now())) {
             tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));
         }
     }
@@ -105,12 +114,25 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
             sandbox.commands.rest();
             continue;
         };
-        if let Err(refusal) = all.step(&sandbox).await {
+        let done = match all.is_saved_with_refused_work(&sandbox).await {
+            // It comes back from the store, and continues.
+            true => all.with(&sandbox, |_| Ok(())).await,
+            false => all.step(&sandbox).await,
+        };
+        if let Err(refusal) = done {
             tracing::debug!(id = sandbox.id, why = refusal.message, "background work was refused");
-            // One that is saved or has left begins again where it lives next.
-            if !matches!(*sandbox.life.lock().await, Residency::Live(_)) {
-                sandbox.commands.rest();
-                continue;
+            all.note_refused_work(&sandbox, &refusal);
+            let waits = refusal.later && sandbox.refused_work.budget().is_some();
+            // One that is saved or has left begins again where it lives next, unless its work waits
+            // for a budget here.
+            match *sandbox.life.lock().await {
+                Residency::Live(_) => {}
+                Residency::Saved if waits => {}
+                _ => {
+                    sandbox.refused_work.clear();
+                    sandbox.commands.rest();
+                    continue;
+                }
             }
             let wait = refusal.retry_after().map(|wait| wait.max(REFUSAL_BACKOFF));
             let wait = wait.map(|wait| wait.min(MAX_REFUSAL_WAIT));

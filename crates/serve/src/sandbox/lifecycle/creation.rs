@@ -19,6 +19,7 @@ use crate::sandbox::lifecycle::random::random;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Lifetime, Residency, Sandbox, next_event};
 use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
+use crate::sandbox::lifecycle::undo_point::Operation;
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings};
 use crate::sandbox::records::store::KeyState;
@@ -196,7 +197,7 @@ impl Sandboxes {
     ) -> Result<Sandbox, ErrorResponse> {
         settings.check_size()?;
         let charge = Charge::default();
-        charge.measure(&session);
+        charge.measure(&session, Operation::Call);
         let life = Residency::Live(Box::new(session));
         let of = (tenant.clone(), template);
         let id = self.ledger.new_id(tenant)?;

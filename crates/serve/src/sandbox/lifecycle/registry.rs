@@ -245,14 +245,21 @@ impl Sandboxes {
         })
     }
 
-    /// Replaces the keys and the budgets.
-    pub(crate) fn renew(&self, config: &SandboxConfig) {
+    /// Replaces the keys and the budgets, which may have room for refused work now.
+    pub(crate) fn renew(self: &Arc<Self>, config: &SandboxConfig) {
         self.config.keys.renew(&config.keys);
         self.accounts.renew(&config.budgets);
+        self.retry_refused_work();
     }
 
-    /// Records an operation of the server itself.
-    pub(crate) fn record_own(&self, action: &str, sandbox: &Sandbox, result: &str) {
+    /// Records an operation of the server itself, and why it was refused.
+    pub(crate) fn record_own(
+        &self,
+        action: &str,
+        sandbox: &Sandbox,
+        result: &str,
+        reason: Option<&str>,
+    ) {
         if let Some(audit) = &self.audit {
             audit.write(serde_json::Map::from_iter([
                 ("event".to_owned(), "end".into()),
@@ -261,6 +268,7 @@ impl Sandboxes {
                 ("action".to_owned(), action.into()),
                 ("sandbox".to_owned(), sandbox.id.as_str().into()),
                 ("result".to_owned(), result.into()),
+                ("reason".to_owned(), reason.into()),
             ]));
         }
     }
@@ -371,6 +379,9 @@ impl Sandboxes {
         // The deadline of all waits: for a place, for a processor, and again after a restore.
         let deadline = deadline_after(Instant::now(), patience);
         self.accounts.check_call(&sandbox.tenant)?;
+        if kind != Operation::Call {
+            self.check_growth(sandbox)?;
+        }
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
         self.check_may_begin(sandbox, &life)?;
@@ -423,14 +434,12 @@ impl Sandboxes {
                     // The tenant chooses how much there is to compare.
                     sandbox.watchers.observe(session);
                     sandbox.commands.with_turn(|turn| turn.settle(false));
+                    sandbox.charge.measure(session, kind);
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
                     sandbox.commands.add_use(ran, memory_peak());
                     this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
-                    if kind == Operation::Call {
-                        sandbox.charge.measure(session);
-                    }
                     lock(&sandbox.mark).followed_by(kind);
                     this.schedule_background(&sandbox, next_event(session));
                     done

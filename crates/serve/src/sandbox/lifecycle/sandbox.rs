@@ -29,6 +29,7 @@ use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::connections::connection_audit::connection_log;
 use crate::sandbox::connections::network::SandboxNetwork;
 use crate::sandbox::http::session_error::refused;
+use crate::sandbox::lifecycle::refused_work::RefusedWork;
 use crate::sandbox::lifecycle::undo_point::{Operation, UndoPoint};
 use crate::sandbox::records::creation_key::CreationKey;
 use crate::sandbox::records::record::{SandboxRecord, SandboxSettings, milliseconds, saved_name};
@@ -124,6 +125,7 @@ pub(crate) struct Sandbox {
     waiting_connections: Arc<Semaphore>,
     pub(crate) mark: Mutex<UndoPoint>,
     pub(crate) commands: Arc<Commands>,
+    pub(crate) refused_work: RefusedWork,
     /// It was killed: a call that runs ends soon.
     pub(crate) killed: AtomicBool,
     /// It was killed, and has no record any more.
@@ -240,6 +242,7 @@ impl Sandbox {
             waiting_connections: Arc::new(Semaphore::new(MAX_WAITING_CONNECTIONS)),
             mark: Mutex::default(),
             commands: Arc::default(),
+            refused_work: RefusedWork::default(),
             killed: AtomicBool::new(false),
             record_removed: AtomicBool::new(false),
             usage: Usage::default(),
@@ -356,6 +359,12 @@ impl Sandbox {
         let why = ConnectError::new("unavailable", why);
         self.commands.end(&why);
         self.watchers.end(&why);
+    }
+
+    /// Ends the streams of its commands and watchers for their clients.
+    pub(crate) fn end_streams(&self, why: &ConnectError) {
+        self.commands.dismiss(why);
+        self.watchers.end(why);
     }
 
     /// Notes whether a session has named checkpoints.

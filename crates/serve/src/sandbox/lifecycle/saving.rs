@@ -21,6 +21,7 @@ use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::snapshots::own_bytes;
+use crate::sandbox::lifecycle::refused_work::budget_used_up;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox, next_event};
 use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
@@ -256,6 +257,9 @@ impl Sandboxes {
         // Only now: a save that is refused leaves the guest and its programs.
         if pause || ending {
             sandbox.end_programs("the sandbox is saved, and its programs with it");
+        } else if let Some(budget) = sandbox.refused_work.budget() {
+            // Its programs continue once the budget has room.
+            sandbox.end_streams(&budget_used_up(budget));
         }
         if leaves {
             let own = sandbox.clone();

@@ -274,13 +274,17 @@ impl Sandboxes {
         }
     }
 
-    /// Whether a sandbox is idle, so that it can be saved.
+    /// Whether a sandbox is idle, so that it can be saved: it does nothing and has no clients, or a
+    /// budget refuses its background work.
     fn is_idle(&self, sandbox: &Sandbox) -> bool {
+        let does_nothing = || {
+            !sandbox.commands.is_driven()
+                && !sandbox.commands.in_use()
+                && !sandbox.watchers.has_streams()
+        };
         sandbox.lifetime().used.elapsed() >= self.config.idle_timeout
             && !sandbox.is_branched()
-            && !sandbox.commands.is_driven()
-            && !sandbox.commands.in_use()
-            && !sandbox.watchers.has_streams()
+            && (sandbox.refused_work.budget().is_some() || does_nothing())
     }
 
     /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it
@@ -295,7 +299,7 @@ impl Sandboxes {
         let result = if is_over(sandbox) && !pauses {
             let killed = self.kill(sandbox).await;
             let result = if killed.is_ok() { "ok" } else { "failed" };
-            self.record_own("kill at the end of its life", sandbox, result);
+            self.record_own("kill at the end of its life", sandbox, result, None);
             killed
         } else {
             let queue = if is_over(sandbox) { &self.pauses } else { &self.idle_saves };
@@ -336,7 +340,7 @@ impl Sandboxes {
         let saved = saved.await;
         if pause {
             let result = if saved.is_ok() { "ok" } else { "failed" };
-            self.record_own("pause at the end of its life", sandbox, result);
+            self.record_own("pause at the end of its life", sandbox, result, None);
         }
         saved
     }

@@ -34,7 +34,8 @@ use crate::sandbox::tenants::charge::memory_of;
 
 /// The budget of the number of sandboxes.
 const SANDBOXES: &str = "max-sandboxes";
-const MEMORY: &str = "max-memory-mib";
+/// The budget of the memory of live sandboxes.
+pub(crate) const MEMORY: &str = "max-memory-mib";
 const STORED: &str = "max-stored-mib";
 
 /// Things that a tenant, or the whole server, has now.
@@ -276,6 +277,16 @@ impl Sandboxes {
         &self,
         sandbox: &Sandbox,
         session: &Session,
+    /// Refuses background work of a sandbox that has added memory while a budget of memory is used
+    /// up. Work that adds none continues.
+    pub(crate) fn check_growth(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
+        if sandbox.charge.has_grown() {
+            self.check_memory(&sandbox.tenant, 0)?;
+            sandbox.charge.admit_growth();
+        }
+        Ok(())
+    }
+
     ) -> Result<(), ErrorResponse> {
         let bytes = memory_of(session);
         let (all, killed) = (lock(&self.all), lock(&self.killed));

@@ -1,26 +1,34 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
-//! Memory is that of the present state at its last measurement, of named checkpoints, and of files
-//! that clients download. A fork counts the checkpoints that it shares. A state without a name is
-//! in the tree while a sandbox stands on it or can be undone to it, and counts as the present state
-//! of that sandbox. May break it: memory that the last call added counts from the next measurement.
-//! Memory that background work adds is in no state, and counts from the next call.
+//! Memory is that of the present state with its files, of named checkpoints, of the differences
+//! between the files of each checkpoint and the one before, and of files that clients download.
+//! It is measured after each turn of a sandbox: calls, connections and slices of background work. A
+//! fork counts the checkpoints that it shares. A state without a name is in the tree while a
+//! sandbox stands on it or can be undone to it, and counts as the present state of that sandbox.
+//! May break it: a measurement that took long is not repeated at once. Memory that a Wasm guest or
+//! a micro-VM writes in a call counts from its next call.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use afresh::Session;
+use afresh::{Session, SnapshotId};
 
 use crate::lock::lock;
+use crate::sandbox::lifecycle::undo_point::Operation;
 use crate::sandbox::transfer::downloads::Downloads;
 
-/// Minimum time between two measurements: one takes a moment with many checkpoints.
-const MEASURE_INTERVAL: Duration = Duration::from_millis(200);
+/// Minimum time between two measurements, as a multiple of the time of the first: one takes a
+/// moment with many checkpoints or processes.
+const MEASURE_FACTOR: u32 = 20;
+/// Memory that a sandbox may add between two looks at the budgets.
+const MIN_GROWTH: u64 = 4 << 20;
 /// The memory of a sandbox that was never measured.
 const UNKNOWN_MEMORY: u64 = 4 << 20;
 
-/// The memory of the present state of a session and of its named checkpoints.
+/// The memory of the present state of a session, with its files and what was written since, and of
+/// the pages of its named checkpoints.
 pub(crate) fn memory_of(session: &Session) -> u64 {
     let at = session.at();
     let page = rustix::param::page_size();
@@ -30,7 +38,8 @@ pub(crate) fn memory_of(session: &Session) -> u64 {
         (false, true) => state.own_bytes,
         (false, false) => 0,
     });
-    bytes.fold(0, usize::saturating_add) as u64
+    let frozen = bytes.fold(0, usize::saturating_add) as u64;
+    frozen.saturating_add(session.written_memory()).saturating_add(session.file_memory())
 }
 
 /// Bytes that a sandbox is charged for.
@@ -40,8 +49,13 @@ pub(crate) struct Charge {
     live: AtomicU64,
     /// Memory when it was last measured.
     measured: AtomicU64,
+    /// Memory that calls have left, or that was within the budgets.
+    admitted: AtomicU64,
     stored: AtomicU64,
-    last: Mutex<Option<Instant>>,
+    /// When it may be measured again.
+    next: Mutex<Option<Instant>>,
+    /// Bytes of the differences between the files of checkpoints.
+    checkpoint_files: Mutex<HashMap<(SnapshotId, SnapshotId), u64>>,
     /// Versions of files that clients download, also while it is saved.
     pub(crate) downloads: Downloads,
 }
@@ -52,27 +66,59 @@ impl Charge {
         Self { measured: measured.into(), stored: stored.into(), ..Self::default() }
     }
 
-    /// Measures a live sandbox, unless that was done a moment ago.
-    pub(crate) fn measure(&self, session: &Session) {
-        {
-            let mut last = lock(&self.last);
-            if last.is_some_and(|last| last.elapsed() < MEASURE_INTERVAL) {
-                return;
-            }
-            *last = Some(Instant::now());
+    /// Measures a live sandbox after a turn, unless that was done a moment ago.
+    pub(crate) fn measure(&self, session: &Session, turn: Operation) {
+        let mut next = lock(&self.next);
+        let begun = Instant::now();
+        if next.is_some_and(|next| begun < next) {
+            return;
         }
-        self.measure_now(session);
+        let bytes = memory_of(session).saturating_add(self.checkpoint_files(session));
+        let cost = begun.elapsed();
+        *next = begun.checked_add(cost.saturating_mul(MEASURE_FACTOR));
+        drop(next);
+        match turn {
+            Operation::Call => self.set(bytes),
+            _ => self.note(bytes),
+        }
     }
 
-    /// Measures a live sandbox.
-    pub(crate) fn measure_now(&self, session: &Session) {
-        self.set(memory_of(session));
+    /// Memory for files that the named checkpoints of a session have, and those before them do not.
+    fn checkpoint_files(&self, session: &Session) -> u64 {
+        let (at, states) = (session.at(), session.checkpoints());
+        let mut known = lock(&self.checkpoint_files);
+        let mut present = HashMap::new();
+        for state in states.iter().filter(|state| state.name.is_some() && state.id != at) {
+            let Some(parent) = state.parent else { continue };
+            let ends = (parent, state.id);
+            let compare = || session.diff_files(parent, state.id).map_or(0, |found| found.bytes);
+            present.insert(ends, known.remove(&ends).unwrap_or_else(compare));
+        }
+        *known = present;
+        known.values().copied().fold(0, u64::saturating_add)
     }
 
     /// Charges a live sandbox with these bytes of memory.
     pub(crate) fn set(&self, bytes: u64) {
+        self.note(bytes);
+        self.admit_growth();
+    }
+
+    /// The same, for memory that no budget was asked for.
+    fn note(&self, bytes: u64) {
         self.measured.store(bytes, Ordering::Relaxed);
         self.live.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether it has added memory since the last call or look at the budgets, enough for another.
+    pub(crate) fn has_grown(&self) -> bool {
+        let admitted = self.admitted.load(Ordering::Relaxed);
+        self.live.load(Ordering::Relaxed).saturating_sub(admitted) >= MIN_GROWTH
+    }
+
+    /// The budgets have room for its present memory.
+    pub(crate) fn admit_growth(&self) {
+        self.admitted.store(self.live.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// The memory that a saved sandbox has had says nothing any more.
@@ -83,6 +129,7 @@ impl Charge {
     /// Charges the memory of a sandbox that is about to be live.
     pub(crate) fn resume(&self) {
         self.live.store(self.expected(), Ordering::Relaxed);
+        self.admit_growth();
     }
 
     /// The sandbox is not live any more.
