@@ -221,11 +221,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let log = log.with_ansi(std::io::stderr().is_terminal());
     let log = log.with_filter(LevelFilter::from_level(arguments.http.log));
     let subscriber = tracing_subscriber::registry().with(log);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let config = arguments.config(settings)?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.max_blocking_threads(config.blocking_threads()).enable_all().build()?;
     #[cfg(not(feature = "otel"))]
     let ended = {
         subscriber.init();
-        runtime.block_on(serve(arguments, settings))
+        runtime.block_on(serve(config, arguments, settings))
     };
     #[cfg(feature = "otel")]
     let ended = {
@@ -239,7 +241,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         runtime.block_on(async {
             let counted = traces.as_ref().map(afresh_serve::otel::Traces::counted);
             let sending = traces.map(afresh_serve::otel::Traces::begin).transpose()?;
-            let ended = serve(arguments, settings, counted).await;
+            let ended = serve(config, arguments, settings, counted).await;
             if let Some(sending) = sending {
                 sending.end().await;
             }
@@ -252,12 +254,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
 }
 
 async fn serve(
+    #[cfg_attr(not(feature = "otel"), allow(unused_mut, reason = "traces are counted"))]
+    mut config: Config,
     arguments: &Arguments,
     settings: &Settings,
     #[cfg(feature = "otel")] traces: Option<afresh_serve::otel::TraceCounts>,
 ) -> anyhow::Result<ExitCode> {
-    #[cfg_attr(not(feature = "otel"), allow(unused_mut, reason = "traces are counted"))]
-    let mut config = arguments.config(settings)?;
     #[cfg(feature = "otel")]
     {
         config.traces = traces;
@@ -316,7 +318,7 @@ async fn serve(
         done = serving => ended(done?),
         _ = interrupt.recv() => {
             message!("afresh: pending requests were aborted");
-            Ok(ExitCode::SUCCESS)
+            ended_early(handle.unsaved_sandboxes())
         }
     }
 }
@@ -334,5 +336,14 @@ fn report_reload(done: anyhow::Result<()>) {
 /// The exit status of a server that has ended.
 fn ended(saved: bool) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(saved, "some sandboxes could not be saved; the log names them");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The end of a server that was interrupted while it saved its sandboxes.
+fn ended_early(unsaved: usize) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(
+        unsaved == 0,
+        "{unsaved} sandboxes were not saved, and their calls since the last save are lost"
+    );
     Ok(ExitCode::SUCCESS)
 }

@@ -56,6 +56,23 @@ pub struct Config {
     pub traces: Option<crate::otel::TraceCounts>,
 }
 
+/// Threads of a server for saves, pulls, builds and reads of files.
+const OTHER_THREADS: usize = 256;
+/// Threads of a server with few places.
+const MIN_THREADS: usize = 512;
+
+impl Config {
+    /// Threads for blocking work that a runtime needs for as many calls and requests as this
+    /// configuration allows at a time.
+    #[must_use]
+    pub fn blocking_threads(&self) -> usize {
+        // As many calls as run may wait for their clients, each on its thread.
+        let calls = self.sandboxes.as_ref().map_or(0, |all| all.max_running_calls);
+        let calls = calls.saturating_mul(2).saturating_add(self.max_concurrent_requests);
+        calls.saturating_add(OTHER_THREADS).max(MIN_THREADS)
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -167,6 +184,18 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_follow_the_places_for_calls_and_requests() {
+        let mut config = Config::default();
+        assert_eq!(config.blocking_threads(), MIN_THREADS);
+        config.max_concurrent_requests = 1000;
+        assert_eq!(config.blocking_threads(), 1000 + OTHER_THREADS);
+        let mut sandboxes = crate::SandboxConfig::new("/nonexistent");
+        sandboxes.max_running_calls = 700;
+        config.sandboxes = Some(sandboxes);
+        assert_eq!(config.blocking_threads(), 2400 + OTHER_THREADS);
+    }
 
     #[test]
     fn times_are_read_with_and_without_a_unit() {

@@ -106,6 +106,12 @@ impl Handle {
         self.shared.end_reload(false);
     }
 
+    /// Sandboxes that are live, or have a call, and are lost in part if the process ends now.
+    #[must_use]
+    pub fn unsaved_sandboxes(&self) -> usize {
+        self.shared.sandboxes.as_ref().map_or(0, |routes| routes.sandboxes.count_unsaved())
+    }
+
     /// Ends the server once it has answered every request that reached it.
     pub fn shutdown(&self) {
         self.shared.shutdown();

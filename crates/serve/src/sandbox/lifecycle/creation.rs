@@ -213,9 +213,11 @@ impl Sandboxes {
         count: usize,
         time: Duration,
     ) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
-        self.memory.admit(count).await?;
+        // Before any session is made.
+        self.check_count(&sandbox.tenant, count)?;
         let more = sandbox.charge.expected().saturating_mul(count as u64);
         self.check_memory(&sandbox.tenant, more)?;
+        self.memory.admit(count).await?;
         let own = sandbox.clone();
         let forking = self.with(sandbox, move |session| {
             let forks = session.fork(count).map_err(|e| refused(&e))?;

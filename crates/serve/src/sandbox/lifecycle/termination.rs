@@ -437,6 +437,14 @@ impl Sandboxes {
         complete
     }
 
+    /// Sandboxes that are live, or are locked by a call or a save.
+    pub(crate) fn count_unsaved(&self) -> usize {
+        let is_unsaved = |sandbox: &&Arc<Sandbox>| {
+            sandbox.life.try_lock().map_or(true, |life| matches!(*life, Residency::Live(_)))
+        };
+        lock(&self.all).values().filter(is_unsaved).count()
+    }
+
     /// The life of a sandbox of an ending server, once its calls have ended. They have until
     /// `calls_end`, or until the one that runs reaches `call_limit`.
     async fn wait_for_calls(

@@ -38,6 +38,8 @@ const SANDBOXES: &str = "max-sandboxes";
 pub(crate) const MEMORY: &str = "max-memory-mib";
 const STORED: &str = "max-stored-mib";
 
+const COUNT_ADVICE: &str = "kill some, paused ones included";
+
 /// Things that a tenant, or the whole server, has now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResourceUse {
@@ -132,6 +134,18 @@ impl Sandboxes {
         self.accounts.budgets().of(tenant).sandboxes.unwrap_or(self.config.max_sandboxes)
     }
 
+    /// Refuses `more` sandboxes of a tenant that are too many even without those on other hosts.
+    pub(crate) fn check_count(&self, tenant: &Arc<str>, more: usize) -> Result<(), ErrorResponse> {
+        let is_own = |(_, sandbox): &(&String, &Arc<Sandbox>)| sandbox.tenant == *tenant;
+        let own = {
+            let (all, killed) = (lock(&self.all), lock(&self.killed));
+            all.iter().chain(killed.iter()).filter(is_own).count()
+        };
+        let most = self.max_sandboxes(tenant) as u64;
+        let account = self.accounts.of(tenant);
+        account.admit(SANDBOXES, Some(most), (own as u64, more as u64), COUNT_ADVICE)
+    }
+
     /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in
     /// the ledger; without them the counts of the fleet are used.
     fn take_in(
@@ -164,7 +178,7 @@ impl Sandboxes {
         let limits = budgets.of(&first.tenant);
         let (account, server) = (self.accounts.of(&first.tenant), &self.accounts.server);
         let most = limits.sandboxes.unwrap_or(self.config.max_sandboxes) as u64;
-        let (advice, more) = ("kill some, paused ones included", new.len() as u64);
+        let (advice, more) = (COUNT_ADVICE, new.len() as u64);
         account.admit(SANDBOXES, Some(most), (own, more), advice)?;
         let (mut held, total) = self.held_in(&all, &killed, &first.tenant);
         self.add_elsewhere(&mut held, &first.tenant, &limits);
@@ -263,6 +277,16 @@ impl Sandboxes {
         admit_memory(&self.accounts.server, &budgets.server, &total, more)
     }
 
+    /// Refuses background work of a sandbox that has added memory while a budget of memory is used
+    /// up. Work that adds none continues.
+    pub(crate) fn check_growth(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
+        if sandbox.charge.has_grown() {
+            self.check_memory(&sandbox.tenant, 0)?;
+            sandbox.charge.admit_growth();
+        }
+        Ok(())
+    }
+
     /// Charges the memory of a sandbox that comes back from the store.
     pub(crate) fn admit_resume(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         let (all, killed) = (lock(&self.all), lock(&self.killed));
@@ -277,16 +301,6 @@ impl Sandboxes {
         &self,
         sandbox: &Sandbox,
         session: &Session,
-    /// Refuses background work of a sandbox that has added memory while a budget of memory is used
-    /// up. Work that adds none continues.
-    pub(crate) fn check_growth(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
-        if sandbox.charge.has_grown() {
-            self.check_memory(&sandbox.tenant, 0)?;
-            sandbox.charge.admit_growth();
-        }
-        Ok(())
-    }
-
     ) -> Result<(), ErrorResponse> {
         let bytes = memory_of(session);
         let (all, killed) = (lock(&self.all), lock(&self.killed));

@@ -64,6 +64,36 @@ async fn paused_sandboxes_and_killed_ones_that_still_run_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn live_and_locked_sandboxes_are_unsaved() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = open(&config(&dir)).await;
+    assert_eq!(all.count_unsaved(), 0);
+    let (one, two) = (make(&all, options(HOUR)).await, make(&all, options(HOUR)).await);
+    assert_eq!(all.count_unsaved(), 2);
+    for sandbox in [&one, &two] {
+        all.save(sandbox, SaveMode::default()).await.unwrap();
+    }
+    assert_eq!(all.count_unsaved(), 0);
+    let _call = one.life.clone().lock_owned().await;
+    assert_eq!(all.count_unsaved(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forks_beyond_the_limit_make_no_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    config.max_sandboxes = 3;
+    let all = open(&config).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    let refused = all.fork(&sandbox, 3, HOUR).await.err().expect("there are too many");
+    assert_eq!(refused.budget.map(|excess| excess.name), Some("max-sandboxes"));
+    let calls = || all.accounts.of(&TENANT.into()).totals().calls;
+    assert_eq!(calls(), 0, "the sandbox was called");
+    assert_eq!(all.fork(&sandbox, 2, HOUR).await.unwrap().len(), 2);
+    assert_eq!(calls(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_ends_without_a_sandbox_whose_call_hangs() {
     let dir = tempfile::tempdir().unwrap();
     let all = open(&config(&dir)).await;
