@@ -172,6 +172,9 @@ impl SnapshotRecord {
     }
 }
 
+/// The extension of a list of records that are exchanged together. It has the id of the first.
+const EXCHANGE: &str = "exchange";
+
 /// A directory of such files.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
@@ -182,7 +185,9 @@ impl Records {
     /// The directory, made if it is missing. Records have tokens, so it is the server's alone.
     pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
         open_private(&dir)?;
-        Ok(Self { dir })
+        let this = Self { dir };
+        this.complete_exchanges()?;
+        Ok(this)
     }
 
     fn path(&self, id: &str) -> PathBuf {
@@ -200,25 +205,66 @@ impl Records {
     }
 
     /// Keeps several records, in place of those before: all of them, or none where one cannot be
-    /// written.
+    /// written. A process that ends meanwhile leaves all or none to the next one.
     pub(crate) fn store_all<R: Serialize>(&self, records: &[(&str, &R)]) -> io::Result<()> {
         let part = |id: &str| self.path(id).with_extension("part");
-        let write = |(id, record): &(&str, &R)| {
-            let text = serde_json::to_vec(record)?;
-            let mut file = create_private(&part(id))?;
-            file.write_all(&text)?;
+        let write = |path: &Path, text: &[u8]| {
+            let mut file = create_private(path)?;
+            file.write_all(text)?;
             file.sync_all()
         };
-        if let Err(error) = records.iter().try_for_each(write) {
+        // A single record is exchanged at once. More are named in a list, whose name is the moment
+        // of the exchange.
+        let list = records.first().filter(|_| records.len() > 1).map(|(id, _)| {
+            let list = self.path(id).with_extension(EXCHANGE);
+            (list.with_extension("exchange-part"), list)
+        });
+        let written = records
+            .iter()
+            .try_for_each(|(id, record)| write(&part(id), &serde_json::to_vec(record)?));
+        let written = written.and_then(|()| {
+            let Some((list_part, list)) = &list else { return Ok(()) };
+            let ids: Vec<&str> = records.iter().map(|(id, _)| *id).collect();
+            write(list_part, &serde_json::to_vec(&ids)?)?;
+            // The names of the parts are on the disk before that of the list.
+            sync(&self.dir)?;
+            fs::rename(list_part, list)?;
+            sync(&self.dir)
+        });
+        if let Err(error) = written {
             // On a full disk even that may fail; the next record of this id takes its place.
+            let lists = list.iter().flat_map(|(part, list)| [part, list]);
+            lists.for_each(|path| drop(fs::remove_file(path)));
             records.iter().for_each(|(id, _)| drop(fs::remove_file(part(id))));
             return Err(error);
         }
-        // Names are exchanged once every record is on the disk.
-        for (id, _) in records {
-            fs::rename(part(id), self.path(id))?;
+        self.exchange(records.iter().map(|(id, _)| *id))?;
+        list.map_or(Ok(()), |(_, list)| fs::remove_file(list))
+    }
+
+    /// Puts written records in place of those before.
+    fn exchange<'a>(&self, ids: impl Iterator<Item = &'a str>) -> io::Result<()> {
+        for id in ids {
+            match fs::rename(self.path(id).with_extension("part"), self.path(id)) {
+                // A process did that before it ended.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
         }
         sync(&self.dir)
+    }
+
+    /// Completes exchanges of several records that a process has begun and not ended.
+    fn complete_exchanges(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.dir)? {
+            let list = entry?.path();
+            if list.extension().is_some_and(|extension| extension == EXCHANGE) {
+                let ids: Vec<String> = serde_json::from_slice(&fs::read(&list)?)?;
+                self.exchange(ids.iter().map(String::as_str))?;
+                fs::remove_file(list)?;
+            }
+        }
+        Ok(())
     }
 
     /// A record, if it exists. One that cannot be read is named in the log and left under another
@@ -397,6 +443,30 @@ mod tests {
         };
         check_goldens("snapshot", &record);
         check_unknown_fields::<SnapshotRecord>("snapshot", 2);
+    }
+
+    #[test]
+    fn an_exchange_of_several_records_that_was_cut_short_is_completed() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Records::open(dir.path().join("names")).unwrap();
+        let file = |name: &str| dir.path().join("names").join(name);
+        let records = open();
+        records.store_all(&[("one", &json!(["web"])), ("two", &json!([]))]).unwrap();
+        assert!(!file("one.exchange").exists());
+        // A process that ended after it had put one of two records in its place.
+        records.store_record("one", &json!([])).unwrap();
+        fs::write(file("two.part"), r#"["web"]"#).unwrap();
+        fs::write(file("one.exchange"), r#"["one", "two"]"#).unwrap();
+        let next = open();
+        let read = |id: &str| next.peek::<Value>(id).unwrap().unwrap();
+        assert_eq!((read("one"), read("two")), (json!([]), json!(["web"])));
+        assert!(!file("one.exchange").exists() && !file("two.part").exists());
+        // One that ended before the exchange changed nothing.
+        fs::write(file("two.part"), "[]").unwrap();
+        fs::write(file("one.exchange-part"), r#"["one", "two"]"#).unwrap();
+        assert_eq!(open().peek::<Value>("two").unwrap().unwrap(), json!(["web"]));
+        records.store_all(&[("one", &json!([1])), ("two", &json!([2]))]).unwrap();
+        assert_eq!((read("one"), read("two")), (json!([1]), json!([2])));
     }
 
     #[test]
