@@ -80,6 +80,11 @@ impl ErrorResponse {
         self.status == StatusCode::GATEWAY_TIMEOUT
     }
 
+    /// Whether a budget of the tenant is used up, in which the tenant can make room.
+    pub(crate) fn is_of_tenant(&self) -> bool {
+        self.budget.as_ref().is_some_and(|excess| excess.owner == BudgetOwner::Tenant)
+    }
+
     /// Time after which the same request may succeed, if it may.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         let seconds = self.budget.as_ref().map_or(RETRY_SECONDS, |excess| excess.retry_after);

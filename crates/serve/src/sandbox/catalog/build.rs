@@ -21,7 +21,7 @@ use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::agent::process::CommandTarget;
 use crate::sandbox::catalog::build_request::{Action, Step, tagged};
-use crate::sandbox::catalog::builds::{Build, BuildFailure, ImageGuest};
+use crate::sandbox::catalog::builds::{Build, BuildFailure, ImageGuest, RunningBuild};
 use crate::sandbox::catalog::image_name::full_image_name;
 use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::catalog::step_environment::StepEnvironment;
@@ -139,6 +139,8 @@ impl Sandboxes {
         plan: BuildPlan,
         steps: Vec<Step>,
     ) {
+        // Also if the build panics.
+        let _running = RunningBuild(&build);
         let _place = self.builds.place(&build.tenant).await;
         let ended = self.run_build(&build, &plan, &steps).await;
         if let Err(BuildFailure { step, exit_code, .. }) = &ended {

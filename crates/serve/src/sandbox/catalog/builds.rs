@@ -125,6 +125,13 @@ impl Build {
         };
     }
 
+    /// It has ended without a result, if none is known.
+    fn fail_if_running(&self) {
+        if lock(&self.progress).stage == Stage::Running {
+            self.end(Err("the build ended by a fault of the server".to_owned().into()));
+        }
+    }
+
     /// Whether its steps have not come.
     fn is_announced(&self) -> bool {
         lock(&self.progress).stage == Stage::Waiting
@@ -164,6 +171,15 @@ impl Build {
             }
         }
         said
+    }
+}
+
+/// A build that runs, and has ended when this is dropped.
+pub(crate) struct RunningBuild<'a>(pub(crate) &'a Build);
+
+impl Drop for RunningBuild<'_> {
+    fn drop(&mut self) {
+        self.0.fail_if_running();
     }
 }
 
@@ -431,6 +447,26 @@ mod tests {
             lock(&builds.known).len() <= MAX_KNOWN + 2 && builds.of("t", "a", &all[0].id).is_err()
         );
         assert_eq!(all[0].id.len(), 36);
+    }
+
+    #[test]
+    fn a_build_that_panics_has_failed() {
+        let builds = Builds::default();
+        let build = builds.add(&"t".into(), "a".to_owned(), Vec::new()).unwrap();
+        assert!(build.begin());
+        let panics = std::panic::AssertUnwindSafe(|| {
+            let _running = RunningBuild(&build);
+            panic!("a fault of a step");
+        });
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(build.status(0)["status"], "error");
+        // One with a result keeps it.
+        let build = builds.add(&"t".into(), "a".to_owned(), Vec::new()).unwrap();
+        assert!(build.begin());
+        let running = RunningBuild(&build);
+        build.end(Ok(()));
+        drop(running);
+        assert_eq!(build.status(0)["status"], "ready");
     }
 
     #[tokio::test]

@@ -83,7 +83,7 @@ impl Sandboxes {
         // States after steps of builds, which their tenant does not see, make room.
         let room = loop {
             match self.admit_snapshot(&sandbox.tenant).await {
-                Err(refusal) if refusal.budget.is_some() => {
+                Err(refusal) if refusal.is_of_tenant() => {
                     if !self.forget_oldest_layer(&sandbox.tenant).await? {
                         return Err(refusal);
                     }
@@ -112,7 +112,7 @@ impl Sandboxes {
         bytes: u64,
     ) -> Result<(), ErrorResponse> {
         while let Err(refusal) = self.check_stored(tenant, 0, bytes) {
-            if !self.forget_oldest_layer(tenant).await? {
+            if !refusal.is_of_tenant() || !self.forget_oldest_layer(tenant).await? {
                 return Err(refusal);
             }
         }

@@ -91,7 +91,8 @@ pub(crate) struct RequestRecord {
     /// Whether its bytes are counted here.
     is_counted: bool,
     sent: u64,
-    status: StatusCode,
+    /// That of the answer, if one was made.
+    status: Option<StatusCode>,
     is_complete: bool,
 }
 
@@ -114,7 +115,7 @@ impl RequestRecord {
             begun: Instant::now(),
             is_counted: true,
             sent: 0,
-            status: StatusCode::OK,
+            status: None,
             is_complete: false,
         }
     }
@@ -156,9 +157,10 @@ impl RequestRecord {
 
     /// The answer, whose end is the end of the record.
     pub(crate) fn follow(mut self, response: Response) -> Response {
-        self.status = response.status();
+        let status = response.status();
+        self.status = Some(status);
         // A stranger's requests are not at the expense of the tenant.
-        let is_denied = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&self.status);
+        let is_denied = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status);
         self.is_counted &= !is_denied;
         if let Some(meter) = lock(&self.notes.0).meter.as_ref().filter(|_| is_denied) {
             meter.set_tenant(None);
@@ -168,7 +170,8 @@ impl RequestRecord {
 }
 
 /// The result of an operation, for the audit log.
-fn result(status: StatusCode, is_complete: bool) -> &'static str {
+fn result(status: Option<StatusCode>, is_complete: bool) -> &'static str {
+    let Some(status) = status else { return "aborted" };
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "denied",
         status if status.is_server_error() => "failed",
@@ -185,7 +188,7 @@ impl Drop for RequestRecord {
             let milliseconds = self.begun.elapsed().as_secs_f64() * 1e3;
             for (name, value) in [
                 ("event", json!("end")),
-                ("status", json!(self.status.as_u16())),
+                ("status", json!(self.status.map(|status| status.as_u16()))),
                 ("result", json!(result(self.status, self.is_complete))),
                 ("duration_ms", json!((milliseconds * 1e3).round() / 1e3)),
                 ("sent", json!(self.sent)),
