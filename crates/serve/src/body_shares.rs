@@ -17,6 +17,9 @@ const TENANT_PARTS: usize = 2;
 /// Requests without a tenant have one of so many together.
 const STRANGER_PARTS: usize = 4;
 
+/// Tenants with parts before those without bytes lose them.
+const MAX_PARTS: usize = 1024;
+
 /// The memory for bodies, and the parts of it.
 #[derive(Debug)]
 pub(crate) struct BodyShares {
@@ -38,6 +41,9 @@ impl BodyShares {
         match tenants.get(tenant) {
             Some(part) => part.clone(),
             None => {
+                if tenants.len() >= MAX_PARTS {
+                    tenants.retain(|_, part| part.is_shared());
+                }
                 let part = self.whole.part(TENANT_PARTS);
                 tenants.insert(tenant.clone(), part.clone());
                 part
@@ -61,6 +67,19 @@ mod tests {
         assert!(all[2].add(25) && !all[3].add(1));
         assert!(all[4].add(12) && !all[4].add(1));
         assert_eq!(whole.used(), 87);
+    }
+
+    #[test]
+    fn tenants_without_bytes_lose_their_parts() {
+        let shares = BodyShares::new(&Budget::new(100));
+        let own: Arc<str> = "own".into();
+        let mut held = shares.of(Some(&own)).share();
+        assert!(held.add(50));
+        for number in 0..2 * MAX_PARTS {
+            shares.of(Some(&number.to_string().into()));
+        }
+        assert!(lock(&shares.tenants).len() <= MAX_PARTS);
+        assert!(!shares.of(Some(&own)).share().add(1), "its bytes do not count any more");
     }
 
     #[test]

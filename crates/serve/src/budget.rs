@@ -79,6 +79,11 @@ impl Budget {
         Share { budget: self.clone(), bytes: 0 }
     }
 
+    /// Whether something else counts in it, or will.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
     pub(crate) fn used(&self) -> usize {
         self.inner.used.load(Ordering::Relaxed)
     }

@@ -75,6 +75,7 @@ struct LimiterState {
 struct Queue {
     share: Share,
     running: usize,
+    parked: usize,
     waiting: VecDeque<oneshot::Sender<Permit>>,
     /// The virtual time of its next place.
     due: u64,
@@ -82,7 +83,7 @@ struct Queue {
 
 impl Queue {
     fn new(share: Share) -> Self {
-        Self { share, running: 0, waiting: VecDeque::new(), due: 0 }
+        Self { share, running: 0, parked: 0, waiting: VecDeque::new(), due: 0 }
     }
 
     /// Charges one place at the virtual time `clock`, which becomes that of the place.
@@ -109,7 +110,9 @@ pub(crate) struct ParkedPermit {
 
 impl Drop for ParkedPermit {
     fn drop(&mut self) {
-        self.gate.state().parked -= 1;
+        let mut state = self.gate.state();
+        state.parked -= 1;
+        state.queues[self.line].parked -= 1;
     }
 }
 
@@ -130,6 +133,7 @@ impl Permit {
             return Err(self);
         }
         state.parked += 1;
+        state.queues[self.line].parked += 1;
         drop(state);
         Ok(ParkedPermit { gate: self.gate.clone(), line: self.line })
     }
@@ -239,6 +243,22 @@ impl ConcurrencyLimiter {
         state.queues.len() - 1
     }
 
+    /// Gives a line without requests to another owner, with this share. False if it has requests, or
+    /// more places than its share by more than one.
+    pub(crate) fn reuse_line(&self, line: usize, share: Share) -> bool {
+        let mut state = self.state();
+        let clock = state.clock;
+        let queue = &mut state.queues[line];
+        let is_idle = queue.running == 0
+            && queue.parked == 0
+            && queue.waiting.iter().all(oneshot::Sender::is_closed)
+            && queue.due <= clock.saturating_add(VIRTUAL_SECOND);
+        if is_idle {
+            *queue = Queue::new(share);
+        }
+        is_idle
+    }
+
     /// Replaces the share of a line. Running requests stay, and waiting ones get places that it has
     /// more.
     pub(crate) fn set_share(self: &Arc<Self>, line: usize, share: Share) {
@@ -340,6 +360,11 @@ impl ConcurrencyLimiter {
         let state = self.state();
         let waiting: usize = state.queues.iter().map(|line| line.waiting.len()).sum();
         (self.places - state.free.min(self.places) + waiting, self.places)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lines(&self) -> usize {
+        self.state().queues.len()
     }
 
     /// Requests of `line` that run, and that wait.

@@ -17,6 +17,9 @@ use crate::sandbox::tenants::accounts::Account;
 /// How long a count is valid.
 const COUNT_LIFETIME: Duration = Duration::from_secs(30);
 
+/// Tenants with counts before those without snapshots lose them.
+const MAX_COUNTERS: usize = 1024;
+
 /// The snapshots of each tenant.
 pub(crate) struct Quota {
     most: usize,
@@ -42,6 +45,12 @@ struct Counts {
     coming: usize,
     /// Those that were made, ever.
     made: usize,
+}
+
+impl Counts {
+    fn is_empty(&self) -> bool {
+        self.there + self.coming == 0 && self.bytes == 0
+    }
 }
 
 /// Room for one that is being made.
@@ -109,7 +118,14 @@ impl Quota {
     }
 
     fn counter(&self, tenant: &str) -> Arc<Counter> {
-        lock(&self.tenants).entry(tenant.to_owned()).or_default().clone()
+        let mut tenants = lock(&self.tenants);
+        if tenants.len() >= MAX_COUNTERS && !tenants.contains_key(tenant) {
+            tenants.retain(|_, counter| {
+                let is_empty = lock(&counter.counts).is_empty();
+                Arc::strong_count(counter) > 1 || !is_empty
+            });
+        }
+        tenants.entry(tenant.to_owned()).or_default().clone()
     }
 
     /// Counts the snapshots of a tenant, unless that was done a moment ago.

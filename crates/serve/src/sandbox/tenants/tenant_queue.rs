@@ -22,6 +22,9 @@ use crate::sandbox::tenants::budgets::Limits;
 /// Maximum weight of a tenant.
 pub(crate) const MAX_WEIGHT: u32 = 1000;
 
+/// Tenants with lines before those without operations give them to others.
+const MAX_LINES: usize = 1024;
+
 /// Places, each for one operation at a time.
 pub(crate) struct TenantQueue {
     /// The operation that has a place, for messages.
@@ -34,9 +37,9 @@ pub(crate) struct TenantQueue {
     is_for_calls: bool,
 }
 
-#[derive(Clone, Copy)]
 struct Line {
-    number: usize,
+    /// Cloned while an operation enters: another tenant does not get the line meanwhile.
+    number: Arc<usize>,
     share: Share,
 }
 
@@ -63,17 +66,31 @@ impl TenantQueue {
     }
 
     /// The line of a tenant, with its present share.
-    fn line(&self, tenant: &Arc<str>, limits: &Limits) -> Line {
+    fn line(&self, tenant: &Arc<str>, limits: &Limits) -> Arc<usize> {
         let share = self.share(limits);
         let mut lines = lock(&self.lines);
-        let line = lines
-            .entry(tenant.clone())
-            .or_insert_with(|| Line { number: self.gate.add_line(share), share });
-        if line.share != share {
-            line.share = share;
-            self.gate.set_share(line.number, share);
+        if let Some(line) = lines.get_mut(tenant) {
+            if line.share != share {
+                line.share = share;
+                self.gate.set_share(*line.number, share);
+            }
+            return line.number.clone();
         }
-        *line
+        let idle = self.take_idle_line(&mut lines, share);
+        let number = Arc::new(idle.unwrap_or_else(|| self.gate.add_line(share)));
+        lines.insert(tenant.clone(), Line { number: number.clone(), share });
+        number
+    }
+
+    /// The line of a tenant without operations, for another one, if there are many lines.
+    fn take_idle_line(&self, lines: &mut HashMap<Arc<str>, Line>, share: Share) -> Option<usize> {
+        if lines.len() < MAX_LINES {
+            return None;
+        }
+        let mut unused = lines.iter().filter(|(_, line)| Arc::strong_count(&line.number) == 1);
+        let (name, _) = unused.find(|(_, line)| self.gate.reuse_line(*line.number, share))?;
+        let name = name.clone();
+        lines.remove(&name).map(|line| *line.number)
     }
 
     /// A place for a tenant's operation.
@@ -85,8 +102,8 @@ impl TenantQueue {
     ) -> Result<Permit, ErrorResponse> {
         let limits = accounts.budgets().of(tenant);
         let line = self.line(tenant, &limits);
-        self.gate.enter(line.number, patience).await.map_err(|_| {
-            let (running, _) = self.gate.count(line.number);
+        self.gate.enter(*line, patience).await.map_err(|_| {
+            let (running, _) = self.gate.count(*line);
             let own = limits.running_calls.filter(|_| self.is_for_calls);
             if let Some(limit) = own.filter(|limit| running >= *limit) {
                 let used = (running as u64, 1);
@@ -212,6 +229,24 @@ mod tests {
         }
         assert!((43..=45).contains(&heavy.len()), "{}", heavy.len());
         assert!((13..=15).contains(&light.len()), "{}", light.len());
+    }
+
+    #[tokio::test]
+    async fn tenants_without_operations_give_their_lines_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let accounts = Accounts::open(dir.path(), Budgets::default()).unwrap();
+        let queue = TenantQueue::for_calls(8, 1);
+        let enter = async |tenant: &str| queue.enter(&accounts, &tenant.into(), TEST_TIMEOUT).await;
+        let running = enter("running").await.unwrap();
+        let parked = enter("parked").await.unwrap().park().ok().expect("there is room");
+        for number in 0..2 * MAX_LINES {
+            drop(enter(&format!("tenant-{number}")).await.unwrap());
+        }
+        let names = |name: &str| lock(&queue.lines).contains_key(name);
+        assert!(lock(&queue.lines).len() <= MAX_LINES);
+        assert!(names("running") && names("parked"));
+        assert!(queue.gate.lines() <= MAX_LINES);
+        drop((running, parked));
     }
 
     #[tokio::test]
