@@ -243,8 +243,8 @@ impl ConcurrencyLimiter {
         state.queues.len() - 1
     }
 
-    /// Gives a line without requests to another owner, with this share. False if it has requests, or
-    /// more places than its share by more than one.
+    /// Gives a line without requests to another owner, with this share. False if it has requests,
+    /// or more places than its share by more than one.
     pub(crate) fn reuse_line(&self, line: usize, share: Share) -> bool {
         let mut state = self.state();
         let clock = state.clock;

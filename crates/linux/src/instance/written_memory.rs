@@ -17,8 +17,8 @@ impl Process {
 }
 
 impl Instance {
-    /// Bytes of private memory beyond those at the last checkpoint, in all processes. They are in no
-    /// state yet. A page that was written again counts, because it is a copy of the one in that
+    /// Bytes of private memory beyond those at the last checkpoint, in all processes. They are in
+    /// no state yet. A page that was written again counts, because it is a copy of the one in that
     /// state. Shared memory does not count. The cost is one read of `/proc` for each process.
     #[must_use]
     pub fn written_memory(&self) -> u64 {

@@ -1,5 +1,5 @@
-//! A model of processors, for the delays that the scheduler's decisions give a tenant beside a flood
-//! of another. All times are virtual.
+//! A model of processors in virtual time: the delays of a tenant's calls beside a flood of another
+//! tenant, which the decisions of the scheduler cause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

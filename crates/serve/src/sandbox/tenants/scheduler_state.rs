@@ -7,9 +7,10 @@
 //!
 //! A tenant that calls steadily finds its place free. The place of its last call is held for the
 //! CPU time of that call, at most [`MAX_HOLD`], if the tenant has used no more than those that
-//! wait. A hold leaves at most half of one processor idle, and at least one place is never held. The
-//! time of holds counts as used, so that no call gets a further place for it. A tenant whose only
-//! call takes its turn again loses no place to others, since it would have one beyond the places.
+//! wait. A hold leaves at most half of one processor idle, and at least one place is never held.
+//! The time of holds counts as used, so that no call gets a further place for it. A tenant whose
+//! only call takes its turn again loses no place to others, since it would have one beyond the
+//! places.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
