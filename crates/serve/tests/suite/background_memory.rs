@@ -185,7 +185,6 @@ fn refused_background_work_leaves_memory_and_continues_later() {
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0]["reason"].as_str().unwrap().contains("cpu-seconds"), "{lines:?}");
         // The budget has room again, and no call wakes it.
-        config.sandboxes.as_mut().unwrap().idle_timeout = TEST_TIMEOUT;
         limit(&server, &mut config, |_| ()).await;
         until("it continues", async || live(&client, &server).await == 1).await;
         let count = async || client.value(&own, "count").await.parse::<u64>().unwrap();
