@@ -2,7 +2,6 @@
 
 mod ends;
 mod faulty_store;
-mod file_memory;
 mod leases;
 mod names;
 mod processors;
