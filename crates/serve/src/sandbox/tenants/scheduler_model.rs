@@ -163,6 +163,8 @@ fn a_flood_hardly_delays_a_tenant_that_calls_steadily() {
         let (median, late) = (beside[CALLS / 2], beside[CALLS * 99 / 100]);
         println!("{milliseconds} ms: median {median:?}, 99th percentile {late:?}");
         assert!(median <= work * 11 / 10, "{median:?} for {work:?}");
-        assert!(late <= work * 3 / 2, "{late:?} for {work:?}");
+        // The place of a short call is held for less than some pauses.
+        let most = work * 3 / 2 + Duration::from_millis(1);
+        assert!(late <= most, "{late:?} for {work:?}");
     }
 }
