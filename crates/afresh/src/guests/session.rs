@@ -250,11 +250,19 @@ impl Session {
 
     /// Bytes of memory that the processes of a Linux program have written since the state that the
     /// session stands on: no state of [`Session::tree`] has them yet. A page of that state that was
-    /// written again counts, because it is a copy. Shared memory and files do not count. 0 for
-    /// other kinds of guests. The cost is one read of `/proc` for each process of the program.
+    /// written again counts, because it is a copy. Shared memory does not count, and files are in
+    /// [`Session::file_memory`]. 0 for other kinds of guests. The cost is one read of `/proc` for
+    /// each process of the program.
     #[must_use]
     pub fn written_memory(&self) -> u64 {
         self.backend.written_memory()
+    }
+
+    /// Bytes of memory for the session's files as they are now, without the contents of the layers
+    /// that its tree begins with. 0 for a guest without a file tree.
+    #[must_use]
+    pub fn file_memory(&self) -> u64 {
+        self.backend.file_memory()
     }
 
     /// Calls a handler that takes bytes and gives bytes.

@@ -79,6 +79,20 @@ fn sandboxes_and_their_memory_have_a_budget() {
         check_refusal(&ask_for_one(&client).await, "tenant", "max-memory-mib");
         let fork = client.ask(Method::POST, &path(&own, "/fork"), json!({})).await;
         check_refusal(&fork, "tenant", "max-memory-mib");
+        let checkpoints = path(&own, "/checkpoints");
+        client.post(&checkpoints, json!({"name": "one"})).await;
+        let drop_checkpoint = path(&own, "/checkpoints/one");
+        assert_eq!(client.ask(Method::DELETE, &drop_checkpoint, json!({})).await.0, 204);
+        let limit = |config: &mut Config, memory: u64| {
+            let budgets = &mut config.sandboxes.as_mut().unwrap().budgets;
+            budgets.tenants.get_mut("acme").unwrap().memory = Some(memory);
+        };
+        limit(&mut renewed, 1);
+        server.handle.reload(&renewed).await.unwrap();
+        let refused = client.ask(Method::POST, &checkpoints, json!({"name": "two"})).await;
+        check_refusal(&refused, "tenant", "max-memory-mib");
+        limit(&mut renewed, 2 * memory - 1);
+        server.handle.reload(&renewed).await.unwrap();
         other.create().await;
         // A paused sandbox has no memory, and is refused when it would come back.
         assert_eq!(client.ask(Method::POST, &path(&own, "/pause"), json!({})).await.0, 204);

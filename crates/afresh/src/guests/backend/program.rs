@@ -386,6 +386,10 @@ impl SessionGuest for Instance {
         }
     }
 
+    fn file_memory(branch: &Branch<Self>) -> u64 {
+        branch.present_tree().used().bytes
+    }
+
     fn written_memory(&self) -> u64 {
         Instance::written_memory(self)
     }

@@ -46,6 +46,12 @@ pub(crate) trait SessionGuest: Guest + Sized + 'static {
         None
     }
 
+    /// Bytes of memory for the files of the present state, without those of layers below them.
+    fn file_memory(branch: &Branch<Self>) -> u64 {
+        let _ = branch;
+        0
+    }
+
     /// Bytes of memory that it has written since the state that it stands on, where that is known.
     fn written_memory(&self) -> u64 {
         0
@@ -99,6 +105,8 @@ pub(crate) trait SessionBackend: Send {
     fn files(&mut self) -> Result<SessionFiles<'_>, SessionError>;
     /// Time until the next event in the guest.
     fn next_event(&self) -> Option<Duration>;
+    /// Bytes of memory for the files of the present state, without those of layers below them.
+    fn file_memory(&self) -> u64;
     /// Bytes of memory that the guest has written since the state that it stands on.
     fn written_memory(&self) -> u64;
 }
@@ -227,6 +235,10 @@ where
 
     fn next_event(&self) -> Option<Duration> {
         G::next_event(self)
+    }
+
+    fn file_memory(&self) -> u64 {
+        G::file_memory(self)
     }
 
     fn written_memory(&self) -> u64 {

@@ -43,6 +43,8 @@ pub(crate) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
     }
     check_label_lengths([&name])?;
     let (all, sandbox) = chosen.sandbox()?;
+    // It keeps the present memory and files.
+    all.check_memory(&sandbox.tenant, 1)?;
     let own = sandbox.clone();
     let made = all
         .with(&sandbox, move |session| {

@@ -1,17 +1,19 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
-//! Memory is that of the present state, of named checkpoints, and of files that clients download.
+//! Memory is that of the present state with its files, of named checkpoints, of the differences
+//! between the files of each checkpoint and the one before, and of files that clients download.
 //! It is measured after each turn of a sandbox: calls, connections and slices of background work. A
 //! fork counts the checkpoints that it shares. A state without a name is in the tree while a
 //! sandbox stands on it or can be undone to it, and counts as the present state of that sandbox.
 //! May break it: a measurement that took long is not repeated at once. Memory that a Wasm guest or
 //! a micro-VM writes in a call counts from its next call.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use afresh::Session;
+use afresh::{Session, SnapshotId};
 
 use crate::lock::lock;
 use crate::sandbox::lifecycle::undo_point::Operation;
@@ -25,8 +27,8 @@ const MIN_GROWTH: u64 = 4 << 20;
 /// The memory of a sandbox that was never measured.
 const UNKNOWN_MEMORY: u64 = 4 << 20;
 
-/// The memory of the present state of a session, with that written since, and of its named
-/// checkpoints.
+/// The memory of the present state of a session, with its files and what was written since, and of
+/// the pages of its named checkpoints.
 pub(crate) fn memory_of(session: &Session) -> u64 {
     let at = session.at();
     let page = rustix::param::page_size();
@@ -37,7 +39,7 @@ pub(crate) fn memory_of(session: &Session) -> u64 {
         (false, false) => 0,
     });
     let frozen = bytes.fold(0, usize::saturating_add) as u64;
-    frozen.saturating_add(session.written_memory())
+    frozen.saturating_add(session.written_memory()).saturating_add(session.file_memory())
 }
 
 /// Bytes that a sandbox is charged for.
@@ -52,6 +54,8 @@ pub(crate) struct Charge {
     stored: AtomicU64,
     /// When it may be measured again.
     next: Mutex<Option<Instant>>,
+    /// Bytes of the differences between the files of checkpoints.
+    checkpoint_files: Mutex<HashMap<(SnapshotId, SnapshotId), u64>>,
     /// Versions of files that clients download, also while it is saved.
     pub(crate) downloads: Downloads,
 }
@@ -69,7 +73,7 @@ impl Charge {
         if next.is_some_and(|next| begun < next) {
             return;
         }
-        let bytes = memory_of(session);
+        let bytes = memory_of(session).saturating_add(self.checkpoint_files(session));
         let cost = begun.elapsed();
         *next = begun.checked_add(cost.saturating_mul(MEASURE_FACTOR));
         drop(next);
@@ -77,6 +81,21 @@ impl Charge {
             Operation::Call => self.set(bytes),
             _ => self.note(bytes),
         }
+    }
+
+    /// Memory for files that the named checkpoints of a session have, and those before them do not.
+    fn checkpoint_files(&self, session: &Session) -> u64 {
+        let (at, states) = (session.at(), session.checkpoints());
+        let mut known = lock(&self.checkpoint_files);
+        let mut present = HashMap::new();
+        for state in states.iter().filter(|state| state.name.is_some() && state.id != at) {
+            let Some(parent) = state.parent else { continue };
+            let ends = (parent, state.id);
+            let compare = || session.diff_files(parent, state.id).map_or(0, |found| found.bytes);
+            present.insert(ends, known.remove(&ends).unwrap_or_else(compare));
+        }
+        *known = present;
+        known.values().copied().fold(0, u64::saturating_add)
     }
 
     /// Charges a live sandbox with these bytes of memory.

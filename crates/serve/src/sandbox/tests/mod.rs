@@ -2,6 +2,7 @@
 
 mod ends;
 mod faulty_store;
+mod file_memory;
 mod leases;
 mod names;
 mod processors;

@@ -231,6 +231,10 @@ impl SessionGuest for Session {
             )),
         }
     }
+
+    fn file_memory(branch: &Branch<Self>) -> u64 {
+        present_tree(branch).map_or(0, |tree| tree.used().bytes)
+    }
 }
 
 /// The module behind a session.
