@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_memory::{Filler, Image, Inserter};
-use afresh_sys::{PAGE_SIZE, PageRange, fork};
+use afresh_sys::{HUGE_PAGES, PAGE_SIZE, PageRange, fork};
 
 use crate::collapse::CollapsingImage;
 use crate::control::Control;
@@ -26,6 +26,8 @@ use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
 
 /// Pages fetched for a fault: what the digests of a snapshot cover at once.
 const WINDOW: usize = 16;
+/// Windows of an image, unless each of them would have more than 512 pages. A window takes 4 bytes.
+const MAX_WINDOWS: usize = 1 << 20;
 /// Threads that stream from a source that is far away: what each does is mostly waiting.
 const DISTANT_STREAMS: usize = 6;
 /// Delay of the streams after a working set was read from a near source. The first answer needs few
@@ -49,12 +51,7 @@ impl LazyImage {
     /// [`RestoreError`] when the image cannot be made or the working set cannot be read.
     pub fn start(source: Arc<dyn PageSource>, options: &Options) -> Result<Self, RestoreError> {
         let set = source.working_set();
-        // With a working set in place page by page, faults are few, and fetch around themselves.
-        let (window, around) = match (options.window, set.is_empty()) {
-            (Some(window), _) => (window.clamp(1, 512), 1),
-            (None, true) => (WINDOW, 1),
-            (None, false) => (1, WINDOW),
-        };
+        let windows = choose_windows(source.pages(), options.window, !set.is_empty());
         let streams = match options.background {
             false => 0,
             true if source.is_distant() => options.streams.max(DISTANT_STREAMS),
@@ -64,7 +61,7 @@ impl LazyImage {
             true => options.delay.max(HEAD_START),
             false => options.delay,
         };
-        Self::fill(source, (window, around), (streams, delay), options.timeout, &set)
+        Self::fill(source, windows, (streams, delay), options.timeout, &set)
     }
 
     /// Begins an image that fetches exactly the pages that are touched, to learn the working set:
@@ -154,6 +151,22 @@ impl LazyImage {
             lazy.rush.store(true, Ordering::Release);
         }
         filling.control.wait(timeout)
+    }
+}
+
+/// Pages of a window of an image of `pages` pages, and windows that are fetched around one. With a
+/// working set in place page by page, faults are few, and fetch around themselves. The windows of a
+/// larger image have more pages, because each window takes memory.
+fn choose_windows(pages: usize, wanted: Option<usize>, with_set: bool) -> (usize, usize) {
+    let (window, around) = match (wanted, with_set) {
+        (Some(window), _) => (window.clamp(1, HUGE_PAGES), 1),
+        (None, true) => (1, WINDOW),
+        (None, false) => (WINDOW, 1),
+    };
+    let least = pages.div_ceil(MAX_WINDOWS).next_power_of_two();
+    match window >= least {
+        true => (window, around),
+        false => (least.min(HUGE_PAGES), (WINDOW / least).max(1)),
     }
 }
 
@@ -274,6 +287,28 @@ impl Drop for ImageFiller {
         if self.generation == fork::generation() && !self.control.is_done() {
             self.control.abandon();
             coordinator::end(&self.engine);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_few_windows_however_large_it_is() {
+        const GIB: usize = (1 << 30) / afresh_sys::PAGE_SIZE;
+        assert_eq!(choose_windows(4 * GIB, None, true), (1, WINDOW));
+        assert_eq!(choose_windows(4 * GIB, None, false), (WINDOW, 1));
+        assert_eq!(choose_windows(64 * GIB, None, true), (16, 1));
+        assert_eq!(choose_windows(16 * GIB, None, true), (4, 4));
+        for gib in [1, 5, 64, 1000, 2048] {
+            for wanted in [None, Some(1), Some(64), Some(1000)] {
+                let (window, around) = choose_windows(gib * GIB, wanted, true);
+                let windows = (gib * GIB).div_ceil(window);
+                assert!(windows <= MAX_WINDOWS, "{gib} GiB, {wanted:?}: {windows} windows");
+                assert!(window <= HUGE_PAGES && around <= WINDOW);
+            }
         }
     }
 }
