@@ -44,7 +44,7 @@ use crate::image::{FaultOutcome, Missing};
 /// copied back needlessly until the write set evicts it, so the window stays small.
 const MAX_WINDOW: usize = 16;
 
-/// Pages to each side that are opened when opening just the page failed: the writer must get on,
+/// Pages to each side that are opened when opening just the page failed: the writer must continue,
 /// and too many dirty pages are only slow.
 const WIDE: usize = 256;
 
@@ -141,6 +141,15 @@ impl Watch {
         let start = (self.base + range.byte_start()) as *const u8;
         self.uffd.write_protect(start, range.byte_len(), false).is_ok()
     }
+
+    /// Opens the protected pages around `page`.
+    fn lift_widely(&self, page: usize) -> bool {
+        let around = self.watched.run_around(page, WIDE);
+        let protected = |page: &usize| !self.is_unprotected(*page);
+        let before = (around.start..page).rev().take_while(protected).count();
+        let after = (page..around.end()).take_while(protected).count();
+        self.lift(PageRange::new(page - before, before + after))
+    }
 }
 
 impl FaultHandler for Watch {
@@ -173,22 +182,25 @@ impl FaultHandler for Watch {
         }
         let huge = self.huge_page_of(page);
         if self.huge.contains(huge) {
-            return self.lift(self.pages_of(huge))
-                || self.lift(self.watched.run_around(page, WIDE));
+            return self.lift(self.pages_of(huge)) || self.lift_widely(page);
         }
         let window = if self.next.load(Ordering::Relaxed) == page {
             (self.window.load(Ordering::Relaxed) * 2).min(MAX_WINDOW)
         } else {
             1
         };
-        let single =
-            |page| self.watched.contains(page) && !self.huge.contains(self.huge_page_of(page));
+        // The kernel lifts no protection from a range with a part that is not protected.
+        let single = |page| {
+            self.watched.contains(page)
+                && !self.huge.contains(self.huge_page_of(page))
+                && !self.is_unprotected(page)
+        };
         let len = (1..window).take_while(|i| single(page + i)).count() + 1;
         let range = PageRange::new(page, len);
         self.window.store(window, Ordering::Relaxed);
         self.next.store(range.end(), Ordering::Relaxed);
         if !self.lift(range) {
-            return self.lift(self.watched.run_around(page, WIDE));
+            return self.lift_widely(page);
         }
         if len > 1 && self.missing.is_none() {
             self.populate(range);

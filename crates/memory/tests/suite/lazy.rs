@@ -143,6 +143,24 @@ fn the_first_reset_learns_the_written_pages_of_a_lazy_image_and_no_others() {
     assert_eq!(slot.verify().unwrap(), []);
 }
 
+/// The window of a fault before such pages ends at them.
+#[test]
+fn writes_that_run_forward_into_pages_without_protection_are_noticed() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, _filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    for page in 180..220 {
+        // SAFETY: a page of the slot, which nothing else uses.
+        unsafe { slot.base().add(page * PAGE_SIZE + 8).write_volatile(77) };
+    }
+    assert_eq!(slot.differing().unwrap(), [PageRange::new(180, 40)]);
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+}
+
 #[test]
 fn a_slot_of_a_lazy_image_is_frozen_and_opened_before_its_first_reset() {
     if uffd_missing() {
