@@ -10,10 +10,11 @@
 //! the guest may trap. Any other code gets zeros if the slot's user allows it
 //! ([`crate::SlotConfig::checks_loss`]).
 //!
-//! Pages that may be missing are protected from the first drain on. A guest that was thawed for one
-//! answer would otherwise pay a signal for each page that it writes. Until then the private pages
-//! of the mapping are the written ones, and the drain lists them ([`pagemap::private`]). A kernel
-//! without that list protects all pages at once.
+//! Pages that may be missing are protected from the first drain on that finds one of them written.
+//! A guest that was thawed for one answer would otherwise pay a signal for each page that it
+//! writes. Until then the private pages of the mapping are the written ones, and the drain lists
+//! them ([`pagemap::private`]). As the list has its price, a later drain protects them in any case
+//! ([`MAX_EMPTY_DRAINS`]). A kernel without that list protects all pages at once.
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan
@@ -47,6 +48,10 @@ const MAX_WINDOW: usize = 16;
 /// Pages to each side that are opened when opening just the page failed: the writer must continue,
 /// and too many dirty pages are only slow.
 const WIDE: usize = 256;
+
+/// Drains that may find nothing written and leave the pages unprotected. Two resets come before the
+/// first call of a thawed guest: when the instance is made, and when it enters its pool.
+const MAX_EMPTY_DRAINS: u32 = 2;
 
 /// The part that the fault handler reads.
 struct Watch {
@@ -224,6 +229,8 @@ pub(super) struct Sigbus {
     watch: Arc<Watch>,
     /// Watched parts that were never protected. Their private pages are the written ones.
     unprotected: Vec<PageRange>,
+    /// Drains that found nothing written there.
+    empty_drains: u32,
     _registration: Registration,
 }
 
@@ -252,7 +259,7 @@ impl Sigbus {
             repeats: AtomicUsize::new(0),
         });
         let registration = fault::register(base, capacity * PAGE_SIZE, watch.clone())?;
-        Ok(Self { watch, unprotected: Vec::new(), _registration: registration })
+        Ok(Self { watch, unprotected: Vec::new(), empty_drains: 0, _registration: registration })
     }
 
     /// Registers the parts of `range` that may have missing pages without protecting them, and
@@ -273,6 +280,24 @@ impl Sigbus {
             self.watch.unprotected.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Whether nothing was written to the parts that are not protected, so that they can stay as
+    /// they are. Only the first drains query the kernel.
+    fn may_stay_unprotected(&mut self) -> Result<bool, TrackError> {
+        if self.empty_drains == MAX_EMPTY_DRAINS {
+            return Ok(false);
+        }
+        for part in &self.unprotected {
+            let start = (self.watch.base + part.byte_start()) as *const u8;
+            let mut written = Vec::new();
+            pagemap::private(start, part.len, |run| written.push(run))?;
+            if !planted::but_last(Bug::Private, &written).is_empty() {
+                return Ok(false);
+            }
+        }
+        self.empty_drains += 1;
+        Ok(true)
     }
 
     /// Protects what [`Self::register_unprotected`] did not, and marks its private pages instead.
@@ -336,7 +361,9 @@ impl Sigbus {
 // SAFETY: `Watch` marks watched pages before it opens them, and the userfaultfd reports the first
 // write to every other page that is protected. Parts that are not protected are private mappings of
 // an image, which a write gives a private page: the drain marks those, while no guest runs, before
-// it protects the others. `DirtyPages` drains in order, each page once.
+// it protects the others. A drain that finds none of them leaves the parts as they are, and a later
+// one lists them again. Only a drain, or a method that protects the others first, lets a page join
+// the write set. `DirtyPages` drains in order, each page once.
 unsafe impl Tracker for Sigbus {
     fn kind(&self) -> TrackerKind {
         TrackerKind::UffdSigbus
@@ -362,7 +389,7 @@ unsafe impl Tracker for Sigbus {
     }
 
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {
-        if !self.unprotected.is_empty() {
+        if !self.unprotected.is_empty() && !self.may_stay_unprotected()? {
             self.protect_rest()?;
         }
         if !self.watch.dirty.is_empty() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use afresh_memory::{Feature, Features};
 use afresh_pager::Options;
 use afresh_store::{Encoding, Store};
+use afresh_sys::run_isolated;
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Frozen, Guest, GuestOptions, Mode, SnapshotOptions, ThawError,
     Val, Warm, WarmUp,
@@ -336,4 +337,51 @@ fn a_snapshot_of_another_kind_is_refused_by_name() {
     store.save("a", &pages, &afresh_store::SaveRequest::new(build)).unwrap();
     let error = Frozen::load(store.load("a").unwrap(), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("vm guest"), "{error}");
+}
+
+/// Private mappings of images: how many there are, and how many are write-protected by a
+/// userfaultfd.
+fn image_mappings() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut all, mut protected, mut inside) = (0, 0, false);
+    for line in maps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            all += usize::from(inside);
+            protected += usize::from(inside && flags.split_whitespace().any(|flag| flag == "uw"));
+        } else if line.split_whitespace().nth(1).is_some_and(|rights| rights.len() == 4) {
+            inside = line.contains("rw-p") && line.contains("/memfd:afresh-image");
+        }
+    }
+    (all, protected)
+}
+
+#[test]
+fn the_first_call_of_a_thawed_guest_takes_no_signals_for_its_writes() {
+    const NAME: &str = "frozen::the_first_call_of_a_thawed_guest_takes_no_signals_for_its_writes";
+    if !Features::host().has(Feature::PagemapScan) {
+        return println!("SKIPPED: the kernel does not list private pages");
+    }
+    run_isolated(NAME, || {
+        let engine = engine(None);
+        let dir = tempfile::tempdir().unwrap();
+        let frozen = warm(&engine, Mode::Reset).freeze().unwrap();
+        let store = save(&frozen, dir.path(), &SnapshotOptions::default());
+        drop(frozen);
+        // Pages are missing until they are touched.
+        let options = Options { background: false, ..Options::default() };
+        let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
+        let thawed = thaw(&engine, Mode::Reset, &frozen).unwrap();
+        let before = image_mappings();
+        let mut lease = thawed.lease().unwrap();
+        lease.call("step", &[Val::I32(9)]).unwrap();
+        let during = image_mappings();
+        drop(lease);
+        let after = image_mappings();
+        assert_eq!(thawed.differences().unwrap(), (0, 0));
+        if after.1 == 0 {
+            return println!("SKIPPED: written pages are not noticed by userfaultfd");
+        }
+        assert!(before.0 > 0, "{before:?}");
+        assert_eq!((before.1, during.1), (0, 0), "{before:?}, {during:?}");
+    });
 }
