@@ -111,6 +111,11 @@ fn run(lazy: &LazyMemory, streams: usize, delay: Duration) {
                 guard.disarm();
             });
         }
+        // Threads that need one of its pages wait for this thread, and the scope waits for those
+        // above, so all of them must see when it ends early.
+        let guard = Guard(Some(control));
+        lazy.fill_working_set();
+        guard.disarm();
         let stream = || {
             let guard = Guard(Some(control));
             lazy.stream();

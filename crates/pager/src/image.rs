@@ -1,12 +1,14 @@
 //! Images of the engine that are filled from a page source while slots use them.
 //!
 //! Every slot of the image shares what has arrived: the second guest finds the pages of the first.
-//! The working set, where one was recorded, is in place before the first slot is made; the rest is
-//! streamed behind the guests' backs.
+//! The working set, where one was recorded, is read first: before the image is there from a source
+//! that is far away, and else by another thread while the guest's code is loaded. A guest that
+//! touches one of its pages waits for that page. The rest is streamed behind the guests' backs.
 //!
 //! Promises: a page is used only whole, and after its digest was checked: the source delivers to
 //! memory that no guest sees. When the source fails, the image has failed for good, and
-//! slots refuse use with the cause. When it is complete, nothing of the source is held.
+//! slots refuse use with the cause. So does an image with a damaged working set. When it is
+//! complete, nothing of the source is held.
 //!
 //! May break it: dropping the last slot and image early ends the filling, as it should.
 
@@ -15,11 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_memory::{Filler, Image, Inserter};
-use afresh_sys::{HUGE_PAGES, PAGE_SIZE, PageRange, fork};
+use afresh_sys::{HUGE_PAGES, PageRange, fork};
 
 use crate::collapse::CollapsingImage;
 use crate::control::Control;
-use crate::lazy::{self, Fill, LazyMemory};
+use crate::lazy::{self, Fill, LazyMemory, put_set};
 use crate::restore::{Engine, Work};
 use crate::staging::Staging;
 use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
@@ -86,10 +88,14 @@ impl LazyImage {
             let inserter = Arc::new(inserter);
             // An image that is filled on demand stays as it is.
             let collapsing = (streams.0 > 0).then(|| CollapsingImage::new(inserter.clone()));
-            if !set.is_empty() {
-                read_working_set(&inserter, &*source)?;
+            // The reader shows each page by itself, while slots are made.
+            let beside = source.is_near() && streams.0 > 0 && window == 1 && inserter.is_live();
+            if !beside && !set.is_empty() {
+                source.read_working_set(&mut |run, bytes| put_set(&inserter, run, bytes))?;
             }
-            let lazy = Arc::new(lazy_image(&control, inserter, source.clone(), window, around)?);
+            let left = if beside { set } else { &[] };
+            let lazy = lazy_image(&control, inserter, source.clone(), (window, around), left)?;
+            let lazy = Arc::new(lazy);
             let engine = Arc::new(Mutex::new(Some(Engine {
                 work: Work::Lazy(lazy.clone()),
                 registration: None,
@@ -174,12 +180,13 @@ fn choose_windows(pages: usize, wanted: Option<usize>, with_set: bool) -> (usize
 const STAGED: usize = 64;
 
 /// Windows over the inserter of an image, missing where something is to come that is not there yet.
+/// Those of `set`, of one page each, are left to the coordinator.
 fn lazy_image(
     control: &Arc<Control>,
     inserter: Arc<Inserter>,
     source: Arc<dyn PageSource>,
-    window: usize,
-    around: usize,
+    (window, around): (usize, usize),
+    set: &[PageRange],
 ) -> Result<LazyMemory, RestoreError> {
     let range = PageRange::new(0, inserter.pages());
     let windows = range.len.div_ceil(window);
@@ -189,8 +196,18 @@ fn lazy_image(
     }
     // Pages that were filled before their first use, or need no filling, are present; a guest may
     // have reserved far more than it has.
-    let states =
-        awaited.iter().map(|awaited| AtomicU32::new(lazy::first_state(*awaited))).collect();
+    let set = set.iter().filter_map(|run| run.intersect(range));
+    let mut set: Vec<usize> =
+        set.flat_map(|run| run.start..run.end()).filter(|page| awaited[*page]).collect();
+    // Each is published once, whatever the source says.
+    set.sort_unstable();
+    set.dedup();
+    let mut claimed = set.iter().copied().peekable();
+    let state = |(window, awaited): (usize, &bool)| {
+        let claimed = claimed.next_if_eq(&window).is_some();
+        AtomicU32::new(lazy::first_state(*awaited, claimed))
+    };
+    let states = awaited.iter().enumerate().map(state).collect();
     let remaining = awaited.iter().filter(|awaited| **awaited).count();
     Ok(LazyMemory {
         inline: source.signal_safe(),
@@ -211,20 +228,8 @@ fn lazy_image(
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),
         rush: AtomicBool::new(false),
+        set: set.into_boxed_slice(),
     })
-}
-
-/// Puts the working set in place before its first use.
-fn read_working_set(inserter: &Inserter, source: &dyn PageSource) -> Result<(), RestoreError> {
-    source.read_working_set(&mut |run, bytes| {
-        // Pages after the image's last stored page are zero and have no place.
-        let room = inserter.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
-        match room {
-            0 => Ok(()),
-            _ => Ok(inserter.put(run.start, &bytes[..room * PAGE_SIZE])?),
-        }
-    })?;
-    Ok(())
 }
 
 /// The filler of an image.

@@ -36,9 +36,13 @@ const ASKING: Duration = Duration::from_millis(5);
 /// How often a thread looks whether a window that is being filled is there.
 const AWAITING: Duration = Duration::from_millis(50);
 
-/// The state of a window at first.
-pub(crate) fn first_state(missing: bool) -> u32 {
-    if missing { MISSING } else { PRESENT }
+/// The state of a window at first. A `claimed` one is filled by the coordinator.
+pub(crate) fn first_state(missing: bool, claimed: bool) -> u32 {
+    match (missing, claimed) {
+        (false, _) => PRESENT,
+        (true, true) => FILLING,
+        (true, false) => MISSING,
+    }
 }
 
 /// How pages are put in place.
@@ -96,6 +100,8 @@ pub(crate) struct LazyMemory {
     pub(crate) rush: AtomicBool,
     /// Whether the thread that answers a fault may read the source itself.
     pub(crate) inline: bool,
+    /// Windows of the working set that the coordinator fills first. They were claimed for it.
+    pub(crate) set: Box<[usize]>,
 }
 
 /// Puts those of the pages from `first` on in place that the working set has not.
@@ -109,6 +115,20 @@ fn put_missing(inserter: &Inserter, first: usize, content: &[u8]) -> Result<(), 
             inserter.put(first + at, &content[at * PAGE_SIZE..(at + run) * PAGE_SIZE])?;
         }
         at += run;
+    }
+    Ok(())
+}
+
+/// Puts pages of the working set in place. Those after the image's last stored page are zero and
+/// have no place.
+pub(crate) fn put_set(
+    inserter: &Inserter,
+    run: PageRange,
+    bytes: &[u8],
+) -> Result<(), SourceError> {
+    let room = inserter.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
+    if room > 0 {
+        inserter.put(run.start, &bytes[..room * PAGE_SIZE])?;
     }
     Ok(())
 }
@@ -149,6 +169,54 @@ impl LazyMemory {
             futex::wake_all(&self.states[window]);
         }
         self.remaining.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// As [`LazyMemory::publish`], for a window that was never missing, so that threads sleep on it
+    /// only where they have noted that.
+    fn publish_claimed(&self, window: usize) {
+        if self.states[window].swap(PRESENT, Ordering::AcqRel) == AWAITED {
+            futex::wake_all(&self.states[window]);
+        }
+        self.remaining.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Fills the windows of the working set, each of one page, or fails the image.
+    pub(crate) fn fill_working_set(&self) {
+        let Fill::Insert(inserter) = &self.fill else { return };
+        if self.set.is_empty() {
+            return;
+        }
+        // Windows up to this one in the list are present.
+        let mut next = 0;
+        let read = self.source.read_working_set(&mut |run, bytes| {
+            if self.control.stop.load(Ordering::Acquire) {
+                return Err(SourceError::Io(std::io::ErrorKind::Interrupted.into()));
+            }
+            put_set(inserter, run, bytes)?;
+            // Both are in the order of addresses.
+            while let Some(window) = self.set.get(next).filter(|window| **window < run.end()) {
+                if !run.contains(*window) {
+                    // The source left it out.
+                    self.fill(self.pages_of(*window))?;
+                }
+                self.publish_claimed(*window);
+                next += 1;
+            }
+            Ok(())
+        });
+        let rest = read.and_then(|()| {
+            self.set[next..].iter().try_for_each(|window| {
+                self.fill(self.pages_of(*window))?;
+                self.publish_claimed(*window);
+                Ok(())
+            })
+        });
+        // An image that was dropped or has failed keeps that cause.
+        if let Err(error) = rest
+            && !self.control.stop.load(Ordering::Acquire)
+        {
+            self.control.fail(&error);
+        }
     }
 
     /// Puts claimed pages in place. Takes no lock and allocates nothing if the source does not.

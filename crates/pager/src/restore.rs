@@ -410,6 +410,7 @@ fn lazy(
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),
         rush: AtomicBool::new(false),
+        set: Box::default(),
     })
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use afresh_memory::{Feature, Features, ImageBuilder, Slot, SlotConfig};
 use afresh_pager::{
-    LazyImage, Options, PageSource, Recorder, SnapshotMemory, SnapshotOptions, SnapshotSource,
-    SourceError,
+    LazyImage, Options, PageSink, PageSource, Recorder, SnapshotMemory, SnapshotOptions,
+    SnapshotSource, SourceError,
 };
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveRequest, Snapshot, Store};
 use afresh_sys::{
@@ -223,6 +223,109 @@ fn a_source_that_hangs_ends_in_an_error_within_its_patience() {
     assert!(error.contains("stuck"), "{error}");
     assert!(started.elapsed() < TEST_TIMEOUT);
     source.0.store(true, Ordering::Release);
+}
+
+/// How the reading of a working set ends.
+#[derive(Clone, Copy)]
+enum SetEnd {
+    Whole,
+    Damaged,
+    Panic,
+}
+
+/// Reads its working set once it is released.
+struct SetSource {
+    content: Vec<u8>,
+    released: AtomicBool,
+    end: SetEnd,
+}
+
+const SET: [PageRange; 2] = [PageRange::new(3, 5), PageRange::new(1500, 3)];
+
+impl PageSource for SetSource {
+    fn pages(&self) -> usize {
+        PAGES
+    }
+
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+        let bytes = &self.content[first * PAGE_SIZE..][..pages * PAGE_SIZE];
+        // SAFETY: the caller promises room for so many pages.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn is_near(&self) -> bool {
+        true
+    }
+
+    fn working_set(&self) -> Vec<PageRange> {
+        SET.to_vec()
+    }
+
+    fn read_working_set(&self, take: &mut PageSink<'_>) -> Result<(), SourceError> {
+        while !self.released.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let bytes = |run: PageRange| &self.content[run.start * PAGE_SIZE..][..run.byte_len()];
+        take(SET[0], bytes(SET[0]))?;
+        match self.end {
+            SetEnd::Whole => take(SET[1], bytes(SET[1])),
+            SetEnd::Damaged => Err(SourceError::Io(std::io::Error::other("a damaged set"))),
+            SetEnd::Panic => panic!("a planned panic"),
+        }
+    }
+}
+
+/// An image of such a source, and a slot of it.
+fn start_with_set(end: SetEnd) -> Option<(Arc<SetSource>, LazyImage, Slot)> {
+    if !Features::host().has(Feature::UffdSigbus) {
+        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
+        return None;
+    }
+    let released = AtomicBool::new(false);
+    let source = Arc::new(SetSource { content: content(), released, end });
+    let image = LazyImage::start(source.clone(), &Options::default()).unwrap();
+    let slot = slot(&image)?;
+    Some((source, image, slot))
+}
+
+#[test]
+fn guests_wait_for_the_pages_of_a_working_set_that_is_being_read_and_for_no_others() {
+    let Some((source, image, slot)) = start_with_set(SetEnd::Whole) else { return };
+    let content = content();
+    check(&slot, 500, &content);
+    let base = slot.base() as usize;
+    std::thread::scope(|scope| {
+        for page in [4, 1501, 1502, 7] {
+            let content = &content;
+            scope.spawn(move || {
+                // SAFETY: a page of the slot, which outlives the scope; nothing writes it.
+                let byte = unsafe { ((base + page * PAGE_SIZE + 9) as *const u8).read_volatile() };
+                assert_eq!(byte, content[page * PAGE_SIZE + 9], "page {page}");
+            });
+        }
+        source.released.store(true, Ordering::Release);
+    });
+    image.wait(TEST_TIMEOUT).unwrap();
+    (0..PAGES).for_each(|page| check(&slot, page, &content));
+}
+
+#[test]
+fn a_working_set_that_cannot_be_read_fails_the_image_by_name() {
+    for (end, cause) in [(SetEnd::Damaged, "a damaged set"), (SetEnd::Panic, "has ended")] {
+        let Some((source, image, mut slot)) = start_with_set(end) else { return };
+        source.released.store(true, Ordering::Release);
+        let error = image.wait(TEST_TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains(cause), "{error}");
+        for page in [1501, 4, 900] {
+            let refused = slot.read(page * PAGE_SIZE, &mut [0]).unwrap_err().to_string();
+            assert!(refused.contains(cause), "page {page}: {refused}");
+        }
+        let refused = slot.reset().unwrap_err().to_string();
+        assert!(refused.contains(cause), "{refused}");
+        let again = Slot::new(image.image(), SlotConfig::default());
+        assert!(again.is_err_and(|error| error.to_string().contains(cause)));
+    }
 }
 
 #[test]
