@@ -289,11 +289,24 @@ impl Service<'_> {
         let to = known.address(mapping, run.start) as *mut u8;
         let result = match content {
             _ if zeros > 0 => self.uffd.zero(to, zeros * PAGE_SIZE),
-            Some(bytes) => {
-                let len = match of.unit {
-                    1 => (1..limit).take_while(|page| !zero(*page)).count() + 1,
-                    unit => limit / unit * unit,
+            Some(bytes) if of.unit > 1 => {
+                let cleared = |page: &usize| known.is_cleared(mapping, run.start + page);
+                let mut unit;
+                let bytes = match (0..of.unit).any(|page| cleared(&page)) {
+                    true => {
+                        unit = bytes[..of.unit * PAGE_SIZE].to_vec();
+                        for page in (0..of.unit).filter(cleared) {
+                            unit[page * PAGE_SIZE..(page + 1) * PAGE_SIZE].fill(0);
+                        }
+                        &unit
+                    }
+                    false => bytes,
                 };
+                // SAFETY: as below.
+                unsafe { self.uffd.copy(to, bytes.as_ptr(), of.unit * PAGE_SIZE) }
+            }
+            Some(bytes) => {
+                let len = (1..limit).take_while(|page| !zero(*page)).count() + 1;
                 // SAFETY: the bytes are at least so many pages long. `to` is an address in the VMM,
                 // which registered it with this descriptor for us to fill; the kernel refuses any
                 // other.

@@ -20,7 +20,7 @@ use afresh_sys::{Interest, PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::VmmError;
 use super::fill::{Attempts, PostponeReason};
-use super::memory::check;
+use super::memory;
 use super::pages::Pages;
 use super::request_error::RequestError;
 use super::service::Service;
@@ -148,8 +148,8 @@ impl Service<'_> {
         if let Some(watch) = self.join_watch(&self.lock())? {
             return Ok((watch, false));
         }
-        let process = ProcessMemory::open(&self.process).map_err(RequestError::Process)?;
-        if check(self, &process)? {
+        let (process, shared) = memory::open(self)?;
+        if shared {
             return Err(RequestError::SharedMemory);
         }
         let mut pages = self.lock();

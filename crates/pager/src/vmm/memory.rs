@@ -2,13 +2,14 @@
 //!
 //! Promises: a page that the process has, in memory or swapped out, is read from it. One that it
 //! does not have is the source's if nothing has filled or discarded it, else zero. Memory that is
-//! not the one of the userfaultfd is refused. The lists of its pages are charged to the budget of
+//! not the one of the userfaultfd is refused, also that of a program which the VMM executes later: a
+//! program of another user could bring secrets there. The lists of its pages are charged to the budget of
 //! its endpoint.
 //!
 //! May break it: a guest that runs during the scan. Its pages are then of different moments.
 
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use afresh_store::Pages;
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
@@ -34,7 +35,7 @@ enum Content {
 /// The current memory of a VMM.
 pub(super) struct VmMemory<'a> {
     service: &'a Service<'a>,
-    process: ProcessMemory,
+    process: Arc<ProcessMemory>,
     /// Pages of the source that are not as in the source, perhaps, in order.
     changed: ChargedList<(PageRange, Content)>,
     /// The frozen image that this is.
@@ -44,8 +45,7 @@ pub(super) struct VmMemory<'a> {
 impl<'a> VmMemory<'a> {
     /// Finds the pages that the process of a VMM holds.
     pub(super) fn of(service: &'a Service<'a>) -> Result<Self, RequestError> {
-        let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
-        let shared = check(service, &process)?;
+        let (process, shared) = open(service)?;
         let mut changed = ChargedList::new(service.budget.as_ref());
         let most = service.mappings.iter().map(|mapping| mapping.pages).max();
         let _there = service.charge(most.unwrap_or_default())?;
@@ -69,6 +69,7 @@ impl<'a> VmMemory<'a> {
             let content = |page: usize| match pages.state(number, page) {
                 Page::Unmapped => Some(false),
                 _ if there[page] => Some(true),
+                Page::Missing | Page::Filling if pages.is_cleared(number, page) => Some(false),
                 Page::Missing | Page::Filling => None,
                 // Discarded, with an event or without one.
                 Page::Present | Page::Removed => Some(false),
@@ -90,9 +91,9 @@ impl<'a> VmMemory<'a> {
 
     /// The frozen image of a watch.
     pub(super) fn frozen(service: &'a Service<'a>, watch: WatchId) -> Result<Self, RequestError> {
-        let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
         let mut changed = ChargedList::new(service.budget.as_ref());
         let mut pages = service.lock();
+        let process = pages.watches.frozen(watch)?.process.clone();
         for (number, mapping) in service.mappings.iter().enumerate() {
             let base = pages.address(number, 0);
             for (run, origin) in pages.watches.frozen(watch)?.changed(number) {
@@ -170,8 +171,13 @@ impl<'a> VmMemory<'a> {
     }
 }
 
-/// Checks that `process` has the memory of the userfaultfd. Returns whether a part of it is shared.
-pub(super) fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bool, RequestError> {
+/// Opens the memory of the userfaultfd, in the process that connected. Returns as well whether a
+/// part of it is shared.
+///
+/// What a check has found stays open, because its registration does not show any more once the VMM
+/// is detached. These files belong to the address space: a program that the VMM executes has
+/// another one, and its memory is never read.
+pub(super) fn open(service: &Service<'_>) -> Result<(Arc<ProcessMemory>, bool), RequestError> {
     let mut mapped = ChargedList::new(service.budget.as_ref());
     {
         let pages = service.lock();
@@ -182,22 +188,25 @@ pub(super) fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bo
             }
         }
     }
-    let kind = process.mapping_kind(&mut mapped).map_err(RequestError::Process)?;
-    if kind.watched {
-        service.verified.store(true, Ordering::Release);
-    } else if !service.verified.load(Ordering::Acquire) {
-        return Err(RequestError::OtherMemory(process.pid()));
+    // Held while the mappings are read: a file has one offset.
+    let mut verified = service.verified.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(memory) = &*verified {
+        let kind = memory.mapping_kind(&mut mapped).map_err(RequestError::Process)?;
+        return Ok((memory.clone(), kind.shared));
     }
-    Ok(kind.shared)
+    let memory = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
+    let kind = memory.mapping_kind(&mut mapped).map_err(RequestError::Process)?;
+    if !kind.watched {
+        return Err(RequestError::OtherMemory(memory.pid()));
+    }
+    let memory = verified.insert(Arc::new(memory)).clone();
+    Ok((memory, kind.shared))
 }
 
-/// Checks that the peer of a VMM has its memory while that shows: it does not once the VMM is
-/// detached.
+/// Opens the memory of a VMM while its registration shows: it does not once the VMM is detached.
 pub(super) fn verify(service: &Service<'_>) {
-    if let Ok(process) = ProcessMemory::open(&service.process) {
-        // Later requests for the memory are refused if it fails.
-        let _ = check(service, &process);
-    }
+    // Later requests for the memory are refused if it fails.
+    let _ = open(service);
 }
 
 impl Pages for VmMemory<'_> {

@@ -31,8 +31,11 @@ struct PageState {
     touched: bool,
 }
 
-/// Bytes that a page of a VMM costs the pager.
-pub(super) const PAGE_COST: usize = size_of::<PageState>();
+/// Bytes that the pages of a mapping cost the pager.
+pub(super) fn cost(mapping: &Mapping) -> usize {
+    let cleared = if mapping.unit > 1 { size_of::<bool>() } else { 0 };
+    mapping.pages.saturating_mul(size_of::<PageState>() + cleared)
+}
 
 /// Ranges of requests that can be queued.
 const MAX_QUEUED: usize = 1 << 16;
@@ -98,6 +101,11 @@ pub(super) struct Pages {
     counts: PageCounts,
     /// Addresses of the mappings in the VMM, which can move them.
     bases: Vec<usize>,
+    /// Pages that each mapping has in one page of the kernel.
+    units: Vec<usize>,
+    /// Whether the VMM has discarded a page with a part of its huge page only, of which nothing was
+    /// in place. Such a page is zero once the huge page is filled. Empty without huge pages.
+    cleared: Vec<Vec<bool>>,
     /// Faults, oldest first, each page once.
     faults: VecDeque<(usize, usize)>,
     /// Pages that were requested ahead of the rest.
@@ -121,6 +129,11 @@ impl Pages {
             known: mappings.iter().map(|mapping| vec![missing; mapping.pages]).collect(),
             counts: PageCounts { missing: pages, ..PageCounts::default() },
             bases: mappings.iter().map(|mapping| mapping.base).collect(),
+            units: mappings.iter().map(|mapping| mapping.unit).collect(),
+            cleared: mappings
+                .iter()
+                .map(|mapping| vec![false; if mapping.unit > 1 { mapping.pages } else { 0 }])
+                .collect(),
             faults: VecDeque::new(),
             requested: VecDeque::new(),
             ahead: if working_set { StreamPhase::Set } else { StreamPhase::From(0, 0) },
@@ -243,6 +256,11 @@ impl Pages {
             // Filling a page wakes its waiters.
             known.awaited &= state != Page::Present;
         }
+        if !matches!(state, Page::Missing | Page::Filling)
+            && let Some(cleared) = self.cleared[mapping].get_mut(pages.start..pages.end())
+        {
+            cleared.fill(false);
+        }
         if let Some(watch) = self.watches.live_mut() {
             watch.note(mapping, pages, state);
         }
@@ -325,9 +343,33 @@ impl Pages {
                 (start.max(base), end.min(base + self.known[number].len() * PAGE_SIZE));
             if from < to {
                 let first = (from - base) / PAGE_SIZE;
-                self.set(number, PageRange::new(first, (to - base) / PAGE_SIZE - first), state);
+                let lost = PageRange::new(first, (to - base) / PAGE_SIZE - first);
+                // A huge page is freed as a whole.
+                let unit = if state == Page::Removed { self.units[number] } else { 1 };
+                let whole = lost.start.next_multiple_of(unit)..lost.end() / unit * unit;
+                if whole.is_empty() {
+                    self.clear(number, lost);
+                    continue;
+                }
+                self.clear(number, PageRange::new(lost.start, whole.start - lost.start));
+                self.set(number, PageRange::new(whole.start, whole.len()), state);
+                self.clear(number, PageRange::new(whole.end, lost.end() - whole.end));
             }
         }
+    }
+
+    /// Notes that the VMM has discarded parts of huge pages. The kernel clears those of a huge page
+    /// that is in place, and does nothing where it is not.
+    fn clear(&mut self, mapping: usize, pages: PageRange) {
+        for page in pages.start..pages.end() {
+            let waits = matches!(self.state(mapping, page), Page::Missing | Page::Filling);
+            self.cleared[mapping][page] |= waits;
+        }
+    }
+
+    /// Whether a page is zero once its huge page is filled, whatever the source has.
+    pub(super) fn is_cleared(&self, mapping: usize, page: usize) -> bool {
+        self.cleared[mapping].get(page).is_some_and(|cleared| *cleared)
     }
 
     /// The next task of a thread: faults first. `batch` is the number of pages streamed at a time,
@@ -371,5 +413,43 @@ impl Pages {
     /// The working set is in place.
     pub(super) fn set_is_there(&mut self) {
         self.ahead = StreamPhase::From(0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 512;
+    const BASE: usize = 1 << 40;
+
+    #[test]
+    fn a_discarded_part_of_a_huge_page_leaves_the_rest_to_the_source() {
+        let mapping = Mapping { base: BASE, pages: 4 * UNIT, offset: 0, unit: UNIT };
+        let mut pages = Pages::new(&[mapping], false, true);
+        pages.claim(0, PageRange::new(0, UNIT));
+        pages.set(0, PageRange::new(3 * UNIT, UNIT), Page::Present);
+        let mut discard = |first: usize, end: usize| {
+            pages.lose(BASE + first * PAGE_SIZE, BASE + end * PAGE_SIZE, Page::Removed);
+        };
+        // A part of the huge page that is being filled and one that is missing, with a whole one
+        // between them; a part inside a huge page that is in place.
+        discard(UNIT - 2, 2 * UNIT + 1);
+        discard(2 * UNIT + 5, 2 * UNIT + 6);
+        discard(3 * UNIT + 5, 3 * UNIT + 6);
+        let states: Vec<Page> = (0..4).map(|unit| pages.state(0, unit * UNIT + 5)).collect();
+        assert_eq!(states, [Page::Filling, Page::Removed, Page::Missing, Page::Present]);
+        for unit in 0..4 {
+            let all = PageRange::new(unit * UNIT, UNIT);
+            assert_eq!(pages.run(0, all.start, all.end()), all, "huge page {unit}");
+        }
+        let cleared = |pages: &Pages| -> Vec<usize> {
+            (0..4 * UNIT).filter(|page| pages.is_cleared(0, *page)).collect()
+        };
+        assert_eq!(cleared(&pages), [UNIT - 2, UNIT - 1, 2 * UNIT, 2 * UNIT + 5]);
+        pages.give_up(0, PageRange::new(0, UNIT));
+        assert_eq!(cleared(&pages).len(), 4);
+        pages.set(0, PageRange::new(0, UNIT), Page::Present);
+        assert_eq!(cleared(&pages), [2 * UNIT, 2 * UNIT + 5]);
     }
 }

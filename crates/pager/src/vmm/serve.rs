@@ -15,7 +15,7 @@ use afresh_sys::{UffdEvent, poll, socket};
 use super::connection::WaitingVmm;
 use super::handshake::{Mapping, Refusal, receive};
 use super::page::Page;
-use super::pages::PAGE_COST;
+use super::pages;
 use super::registration::{MAX_EVENTS, poison, unregister};
 use super::service::{Phase, Service, Sizes, VmSource};
 use super::watchdog::WatchdogEntry;
@@ -138,8 +138,8 @@ pub(super) fn accept_from<'a>(
 
 /// Charges the budget of a VMM for the states of its pages.
 fn charge(mappings: &[Mapping], options: &VmmOptions<'_>) -> Result<Option<Charge>, VmmError> {
-    let pages: usize = mappings.iter().map(|mapping| mapping.pages).sum();
-    let charge = |budget: &Budget| budget.charge(pages.saturating_mul(PAGE_COST));
+    let bytes = mappings.iter().map(pages::cost).fold(0, usize::saturating_add);
+    let charge = |budget: &Budget| budget.charge(bytes);
     Ok(options.budget.as_ref().map(charge).transpose()?)
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use afresh_budget::{Budget, Charge};
 use afresh_sys::socket::Peer;
-use afresh_sys::{PageRange, Uffd};
+use afresh_sys::{PageRange, ProcessMemory, Uffd};
 
 use super::VmmError;
 use super::handshake::Mapping;
@@ -72,8 +72,8 @@ pub(super) struct Service<'a> {
     pub(super) gone: AtomicBool,
     /// Set when the VMM is to be released once its memory is whole.
     pub(super) detaching: AtomicBool,
-    /// Set once the process was seen to have the memory of the userfaultfd.
-    pub(super) verified: AtomicBool,
+    /// The memory of the userfaultfd, once the process was seen to have it.
+    pub(super) verified: Mutex<Option<Arc<ProcessMemory>>>,
     pub(super) failure: Mutex<Option<VmmError>>,
     /// Held while pages can be missing.
     pub(super) kept: Mutex<Option<WatchdogEntry>>,
@@ -110,7 +110,7 @@ impl<'a> Service<'a> {
             over: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             detaching: AtomicBool::new(false),
-            verified: AtomicBool::new(false),
+            verified: Mutex::new(None),
             failure: Mutex::new(None),
             kept: Mutex::new(None),
             phase: Mutex::new(Phase::Serving),

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_budget::{Budget, BudgetExceeded, Charge};
@@ -40,7 +41,7 @@ type CopiedPage = Box<[u8; PAGE_SIZE]>;
 #[derive(Debug)]
 pub(super) struct Watch {
     pub(super) id: WatchId,
-    pub(super) process: ProcessMemory,
+    pub(super) process: Arc<ProcessMemory>,
     mappings: Vec<WatchedMapping>,
     /// Whether every page in place was looked at once.
     prepared: bool,
@@ -79,7 +80,7 @@ impl WatchedMapping {
 impl Watch {
     /// A record for mappings of so many pages each, in no known state.
     pub(super) fn new(
-        process: ProcessMemory,
+        process: Arc<ProcessMemory>,
         mappings: impl Iterator<Item = usize>,
         budget: Option<&Budget>,
     ) -> Result<Self, BudgetExceeded> {

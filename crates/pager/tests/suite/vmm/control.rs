@@ -122,6 +122,24 @@ fn a_detached_vmm_needs_the_pager_no_more_and_can_still_be_saved() {
     assert!(memory == expected);
 }
 
+/// A program of another user could have its secrets there.
+#[test]
+fn the_memory_of_a_program_that_a_detached_vmm_executes_is_not_read() {
+    let bench = Bench::new();
+    let Some(mut vmm) = bench.vmm("vm", json!({ "on_demand": true })) else { return };
+    bench.request(json!({ "request": "detach", "vm": "vm" }));
+    bench.request(json!({ "request": "snapshot", "vm": "vm", "to": "next" }));
+    assert_eq!(vmm.ask("exec").as_deref(), Some("executed"));
+    for request in [
+        json!({ "request": "snapshot", "vm": "vm", "to": "next" }),
+        json!({ "request": "touched", "vm": "vm" }),
+    ] {
+        let refused = bench.refused(request);
+        assert!(refused.contains("the memory of the VMM"), "{refused}");
+    }
+    assert!(bench.memory("next") == content());
+}
+
 #[test]
 fn mappings_that_are_moved_or_released_are_followed() {
     let bench = Bench::new();

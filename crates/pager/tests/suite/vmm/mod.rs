@@ -6,6 +6,7 @@ mod client;
 mod clients;
 mod control;
 mod freeze;
+mod huge_pages;
 mod kill;
 mod order;
 mod process;

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use super::client::{FIRST, PAGES, SECOND, Vmm, send, vmm_having};
 const NAME: &str = "vmm::process::plays_the_vmm_when_it_is_started_as_one";
 const SOCKET: &str = "AFRESH_TEST_VMM_SOCKET";
 const HOW: &str = "AFRESH_TEST_VMM_HOW";
+/// Addresses of the two mappings, for a program that the VMM executes.
+const ADDRESSES: &str = "AFRESH_TEST_VMM_ADDRESSES";
 /// Pages of the source that a VMM which is started so has before its handshake.
 pub(crate) const EARLY_PAGES: [usize; 3] = [7, 8, 180];
 /// The prefix of answers among the output of the test program.
@@ -187,6 +190,15 @@ fn obey(vmm: &mut Vmm, command: &str) -> String {
             std::fs::write(words[1], bytes).unwrap();
             String::new()
         }
+        // Executes a program that has secrets at the same addresses.
+        "exec" => {
+            let addresses = [FIRST, SECOND].map(|range| vmm.memory.page_ptr(range.start) as usize);
+            let error = afresh_sys::test_command(NAME)
+                .env(HOW, "executed")
+                .env(ADDRESSES, format!("{} {}", addresses[0], addresses[1]))
+                .exec();
+            panic!("{error}");
+        }
         "close" => {
             let fd = vmm.uffd.as_fd().as_raw_fd();
             // SAFETY: the descriptor is not used again; this process ends without dropping it.
@@ -252,12 +264,35 @@ impl Writer {
     }
 }
 
+/// Maps memory with secrets where the VMM had its memory, until the process is killed.
+fn hold_secrets() {
+    let addresses = std::env::var(ADDRESSES).unwrap();
+    let addresses = addresses.split(' ').map(|address| address.parse::<usize>().unwrap());
+    for (address, range) in addresses.zip([FIRST, SECOND]) {
+        let len = range.byte_len();
+        // SAFETY: the kernel refuses addresses in use.
+        let mapped = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(address as *mut libc::c_void, len, rights, flags, -1, 0)
+        };
+        assert_eq!(mapped as usize, address, "{}", std::io::Error::last_os_error());
+        // SAFETY: the mapping is this function's own.
+        unsafe { mapped.cast::<u8>().write_bytes(b'!', len) };
+    }
+    println!("\n{MARK}executed");
+    std::thread::sleep(Duration::from_secs(600));
+}
+
 /// Runs in the process of the VMM. In others it does nothing.
 #[test]
 fn plays_the_vmm_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    let stream = UnixStream::connect(socket).unwrap();
     let how = std::env::var(HOW).unwrap_or_default();
+    if how == "executed" {
+        return hold_secrets();
+    }
+    let stream = UnixStream::connect(socket).unwrap();
     if how == "behind" {
         // SAFETY: this process only waits for the child.
         let child = unsafe { libc::fork() };
