@@ -30,9 +30,9 @@ mod references;
 mod sealed;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use afresh_sys::{InheritedCell, PAGE_SIZE, PageRange};
+use afresh_sys::{InheritedCell, InheritedMutex, PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 use backing::Release;
@@ -88,6 +88,11 @@ struct Inner {
     /// Sorted, disjoint, not empty; no page in them is known to be zero.
     extents: Vec<Extent>,
     digest: InheritedCell<[u8; 32]>,
+    /// Its copy with few mappings, while a slot has it.
+    compacted: InheritedMutex<Weak<Inner>>,
+    /// The image that this is such a copy of. Keeps its address from being used again, because both
+    /// have the same number.
+    original: Option<Weak<Inner>>,
 }
 
 impl Drop for Inner {
@@ -140,7 +145,8 @@ impl Image {
         for extent in &extents {
             extent.backing.refer(PageRange::new(extent.at, extent.range.len));
         }
-        Self { inner: Arc::new(Inner { pages, extents, digest: InheritedCell::new() }) }
+        let (digest, compacted) = (InheritedCell::new(), InheritedMutex::new(Weak::new()));
+        Self { inner: Arc::new(Inner { pages, extents, digest, compacted, original: None }) }
     }
 
     /// Length in pages, stored or not.
@@ -161,10 +167,12 @@ impl Image {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// A number that identifies this image among those alive in the process.
+    /// A number that identifies this image among those alive in the process. The image of a slot
+    /// has the number of the image that the slot was made with.
     #[must_use]
     pub fn id(&self) -> usize {
-        Arc::as_ptr(&self.inner).cast::<u8>() as usize
+        let address = self.inner.original.as_ref().map_or(Arc::as_ptr(&self.inner), Weak::as_ptr);
+        address.cast::<u8>() as usize
     }
 
     /// The runs of stored pages, in order.
@@ -366,6 +374,32 @@ impl Image {
     pub fn compact(&self) -> Result<Image, ImageError> {
         // SAFETY: no page is read at the source.
         unsafe { self.store_apart(self.pages(), &[], std::ptr::null(), Release::Pages) }
+    }
+
+    /// The form in which slots map the image: itself, or a compact copy where it has more than
+    /// `limit` mappings. All slots have the same copy.
+    pub(crate) fn mappable(&self, limit: usize) -> Result<Image, ImageError> {
+        if self.inner.original.is_some() || self.mapping_count() <= limit {
+            return Ok(self.clone());
+        }
+        // Held during the copy, so that slots which are made at the same time have one.
+        let mut compacted = self.inner.compacted.lock();
+        if let Some(inner) = compacted.upgrade() {
+            return Ok(Image { inner });
+        }
+        let mut copy = self.compact()?;
+        // No other reference exists yet.
+        if let Some(inner) = Arc::get_mut(&mut copy.inner) {
+            inner.original = Some(Arc::downgrade(&self.inner));
+        }
+        *compacted = Arc::downgrade(&copy.inner);
+        Ok(copy)
+    }
+
+    /// The compact copy of the image that slots have, or the image itself where none has one.
+    pub(crate) fn mapped(&self) -> Image {
+        let copy = self.inner.compacted.lock().upgrade();
+        copy.map_or_else(|| self.clone(), |inner| Image { inner })
     }
 
     /// As [`Image::derive`], in a separate backing: shares nothing, and copies each page once.

@@ -80,14 +80,8 @@ impl Slot {
         if image.fills_first() {
             self.read_first(image, "userfaultfd is unavailable")?;
         }
-        let mut runs = image.runs();
-        if runs.len() > MAX_MAPPINGS {
-            let compacted = image.compact()?;
-            runs = compacted.runs();
-            self.image = compacted;
-        } else {
-            self.image = image.clone();
-        }
+        self.image = image.mappable(MAX_MAPPINGS)?;
+        let runs = self.image.runs();
         if !self.image.is_complete() {
             self.state = State::Filling(Filling::default());
         }

@@ -62,8 +62,11 @@ impl Slot {
         match self.try_reset() {
             Ok(report) => {
                 self.stats.resets += 1;
-                if let Some(every) = self.config.verify_every {
-                    self.verify_sampled(every)?;
+                if let Some(every) = self.config.verify_every
+                    && let Err(error) = self.verify_sampled(every)
+                {
+                    self.quarantine(error.to_string());
+                    return Err(error);
                 }
                 Ok(report)
             }
@@ -388,11 +391,7 @@ impl Slot {
         }
         match self.verify()?.first() {
             None => Ok(()),
-            Some(first) => {
-                let error = ResetError::Mismatch { page: first.page };
-                self.quarantine(error.to_string());
-                Err(error)
-            }
+            Some(first) => Err(ResetError::Mismatch { page: first.page }),
         }
     }
 
@@ -400,7 +399,8 @@ impl Slot {
     /// that differ. Must follow a reset; reading faults pages in, so it is not for the hot path.
     ///
     /// # Errors
-    /// [`ResetError`] when the slot is quarantined or its hidden pages cannot be read.
+    /// [`ResetError`] when the slot is quarantined or its hidden pages cannot be read. A slot whose
+    /// hidden pages cannot be hidden again is quarantined.
     pub fn verify(&mut self) -> Result<Vec<Mismatch>, ResetError> {
         self.refuse_quarantined()?;
         self.image.complete()?;
@@ -408,9 +408,23 @@ impl Slot {
             return Ok(Vec::new());
         }
         let hidden = self.space.hidden();
-        if !hidden.is_empty() {
-            self.space.protect(hidden, Protection::Read)?;
+        if hidden.is_empty() {
+            return Ok(self.compare());
         }
+        // The kernel may have opened some of them before it failed.
+        let opened = self.space.protect(hidden, Protection::Read);
+        let mismatches = opened.map(|()| self.compare());
+        if let Err(error) = self.space.protect(hidden, Protection::None) {
+            self.quarantine(format!("pages beyond its end were accessible: {error}"));
+            // Their content is not needed any more.
+            let _ = self.space.clear(hidden, Protection::None);
+            return Err(error.into());
+        }
+        Ok(mismatches?)
+    }
+
+    /// The pages that differ from the image. All of them must be readable.
+    fn compare(&mut self) -> Vec<Mismatch> {
         let base = self.base();
         let mut mismatches = Vec::new();
         for page in self.space.ever_accessible().flat_map(|r| r.start..r.end()) {
@@ -424,10 +438,7 @@ impl Slot {
                 mismatches.push(Mismatch { page, bytes });
             }
         }
-        if !hidden.is_empty() {
-            self.space.protect(hidden, Protection::None)?;
-        }
         self.stats.verified += u64::from(mismatches.is_empty());
-        Ok(mismatches)
+        mismatches
     }
 }

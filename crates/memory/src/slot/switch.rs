@@ -28,6 +28,8 @@ impl Slot {
     pub fn switch(&mut self, image: &Image) -> Result<usize, SlotError> {
         self.check()?;
         self.settle_capture()?;
+        // The copy may be in the mappings already.
+        let image = &image.mapped();
         let regions = self.regions_for(image);
         self.checked_regions(image, &regions)?;
         let differing = self.image.differing(image);

@@ -246,3 +246,69 @@ fn a_slot_left_half_way_is_caught() {
         must_be_caught(&[Bug::Halfway], &[test]);
     }
 }
+
+/// Whether a page of a slot can be read, by the kernel's list of mappings.
+fn is_readable(slot: &Slot, page: usize) -> bool {
+    let at = slot.base() as usize + page * PAGE_SIZE;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (range, rights) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let address = |text| usize::from_str_radix(text, 16).unwrap();
+        (address(start)..address(end)).contains(&at) && rights.starts_with('r')
+    })
+}
+
+#[test]
+fn a_verification_that_fails_quarantines_the_slot_and_shows_nothing_beyond_its_end() {
+    for strategy in Strategy::FORCED {
+        for after in 0.. {
+            let verify_every = Some(1);
+            let config =
+                SlotConfig { strategy, capacity: Some(16), verify_every, ..SlotConfig::default() };
+            let Ok(mut slot) = Slot::new(&image(8, 1), config) else { break };
+            slot.grow(12).unwrap();
+            slot.reset().unwrap();
+            slot.write(0, b"x").unwrap();
+            let call = Some(Call::Protect);
+            let plan = inject::Plan { call, after, times: 1, errno: libc::ENOMEM };
+            let (reset, fired) = inject::with(plan, || slot.reset());
+            if fired == 0 {
+                assert!(after > 0, "{strategy}: no call can fail");
+                break;
+            }
+            // A tracker can do without some calls.
+            assert_eq!(slot.quarantined().is_some(), reset.is_err(), "{strategy}, call {after}");
+            assert!(!is_readable(&slot, 9), "{strategy}, call {after}");
+        }
+    }
+}
+
+#[test]
+fn slots_of_an_image_with_many_mappings_share_one_copy_and_its_number() {
+    const PAGES: usize = 4096;
+    let base = image(PAGES, 7);
+    let mut slot = Slot::new(&base, SlotConfig::default()).unwrap();
+    for page in (0..PAGES).step_by(2) {
+        slot.write(page * PAGE_SIZE, &[9]).unwrap();
+    }
+    let image = slot.freeze().unwrap();
+    assert!(image.mapping_count() > 1024);
+    let made = || Slot::new(&image, SlotConfig::default()).unwrap();
+    let (mut one, two) = (made(), made());
+    assert_eq!([one.image().id(), two.image().id()], [image.id(); 2]);
+    assert!(one.image().same(two.image()), "each has a copy of its own");
+    assert_eq!(one.switch(&image).unwrap(), 0);
+    one.write(5 * PAGE_SIZE, &[1]).unwrap();
+    one.write(6 * PAGE_SIZE, &[1]).unwrap();
+    // The image would be mapped anew, and the answer 0, if the copy counted as another one.
+    let looked_at = one.switch(&image).unwrap();
+    assert!((2..20).contains(&looked_at), "{looked_at} pages");
+    assert_eq!(one.verify().unwrap(), []);
+    // No other image gets its number while a slot has it.
+    let number = image.id();
+    drop(image);
+    assert!((0..100).all(|pages| Image::zero(pages).id() != number));
+    assert_eq!((one.image().id(), two.image().id()), (number, number));
+    drop((one, two));
+}
