@@ -389,8 +389,18 @@ impl Pool {
         }
         self.counters.populated.fetch_add(absent.pages() as u64, Ordering::Relaxed);
         lists.clean.give(absent);
+        // Others may have taken memory in the meantime.
+        let (allowed, wanted) = (self.limit - lists.lent, smallest.pages());
+        if allowed < wanted {
+            return Err(TakeError::Limit { lent: lists.lent, limit: self.limit, wanted });
+        }
+        // Taken under the same lock, so that no other taker gets it first.
+        let order = largest.min(Order::fitting(allowed)).min(absent.order);
+        let taken = lists.clean.take_at(Block::new(absent.start as usize, order));
+        let block = taken.ok_or(TakeError::Fragmented { wanted })?;
+        lists.lent += block.pages();
         drop(lists);
-        self.take_resident(smallest, largest)
+        Ok(self.hand_out(block, true))
     }
 
     /// Takes resident memory, waiting a little for a block in the zeroing thread's hands: it may

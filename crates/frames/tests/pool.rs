@@ -478,3 +478,30 @@ fn reserved_huge_pages_serve_whole_huge_frames_and_refuse_parts_of_one() {
     pool.give(spy(&pool, pool.take(Order::PAGE).unwrap()));
     assert_at_rest(&pool);
 }
+
+/// Fault handlers take resident memory.
+#[test]
+fn a_taker_gets_the_memory_that_it_had_populated_while_others_take_resident_memory() {
+    let mut options = PoolOptions::inline(256 * Order::HUGE.pages());
+    (options.page_kind, options.check_zero) = (PageKind::Small, false);
+    let pool = Pool::new(options).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut held = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    held.extend(pool.take_resident(Order::HUGE, Order::HUGE));
+                    if held.len() > 20 {
+                        pool.give_unused(held.drain(..));
+                    }
+                }
+                pool.give_unused(held);
+            });
+        }
+        let taken: Vec<CleanFrame> =
+            (0..120).map(|_| pool.take(Order::HUGE).expect("most memory is absent")).collect();
+        pool.give_unused(taken);
+    });
+}
