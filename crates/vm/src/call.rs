@@ -114,14 +114,10 @@ impl Sandbox {
     /// Runs from the registers set before, until the guest ends the run.
     pub(crate) fn drive(&mut self, phase: Phase) -> Result<End, CallError> {
         self.drawn = 0;
-        let thread = self.watch.begin(self.config.timeout);
-        let outcome = self
-            .machine
-            .admit(self.watch.kick(), thread)
-            .map_err(CallError::from)
-            .and_then(|()| self.serve(phase));
-        self.watch.end();
-        outcome
+        // Dropped at the end, also where a host function panics.
+        let call = self.watch.begin(self.config.timeout);
+        self.machine.admit(self.watch.kick(), call.thread())?;
+        self.serve(phase)
     }
 
     fn serve(&mut self, phase: Phase) -> Result<End, CallError> {
@@ -146,7 +142,9 @@ impl Sandbox {
                     if let Some(stopped) = self.watch.interrupted() {
                         return Err(ended(stopped, self.machine.regs().rip).into());
                     }
-                    // A pending signal that the thread blocks by now would interrupt every run.
+                    // A pending signal that the thread blocks by now would interrupt every run. A
+                    // stop that comes only now raises the flag as well.
+                    self.watch.kick().discard();
                     self.machine.admit_unblocked(self.watch.kick())?;
                 }
                 Exit::Shutdown => {

@@ -151,6 +151,8 @@ impl Sandbox {
     pub(crate) fn check(&self) -> Result<(), CallError> {
         self.check_process()?;
         match self.state {
+            // A checkpoint that failed may have left memory of unknown content.
+            State::Ready if self.memory.slot.quarantined().is_some() => Err(CallError::Quarantined),
             State::Ready => Ok(()),
             State::NeedsReset => Err(CallError::NeedsReset),
             State::Quarantined => Err(CallError::Quarantined),

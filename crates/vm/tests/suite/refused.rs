@@ -3,7 +3,7 @@
 use crate::common::{guest, kvm, words};
 use afresh_sys::errno::EIO;
 use afresh_sys::{Call, inject};
-use afresh_vm::{ResetMethod, Sandbox};
+use afresh_vm::{CallError, ResetMethod, Sandbox};
 
 /// Calls that write to separate pages, with the operations around them.
 fn use_it(elf: &[u8], method: ResetMethod) -> Option<Sandbox> {
@@ -54,6 +54,36 @@ fn a_sandbox_is_correct_or_refused_after_any_failed_system_call() {
             if fired == 0 {
                 assert!(after > 20 && left > 0, "{method}: too few calls for a test: {after}");
                 break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sandbox_whose_checkpoint_failed_answers_as_before_or_refuses() {
+    if !kvm() {
+        return;
+    }
+    let elf = guest("dirty");
+    let (write, read) = (words(&[1, 3, 9, 1, 7]), words(&[2, 0, 100, 1]));
+    for method in ResetMethod::ALL {
+        for call in [Call::Map, Call::Protect] {
+            for after in 0.. {
+                let builder = Sandbox::builder().memory(1 << 20).reset_method(method);
+                let Ok(mut sandbox) = builder.build(&elf) else { break };
+                sandbox.call(&write).unwrap();
+                let expected = sandbox.call(&read).unwrap();
+                let plan = inject::Plan { call: Some(call), after, times: 1, errno: EIO };
+                let (_, fired) = inject::with(plan, || sandbox.checkpoint().map(drop));
+                match sandbox.call(&read) {
+                    Ok(output) => assert_eq!(output, expected, "{method}, {call:?} {after}"),
+                    Err(error) => {
+                        assert!(matches!(error, CallError::Quarantined), "{method}: {error}");
+                    }
+                }
+                if fired == 0 {
+                    break;
+                }
             }
         }
     }

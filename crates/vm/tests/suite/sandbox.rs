@@ -213,6 +213,38 @@ fn a_time_limit_holds_on_a_thread_that_blocks_signals() {
     assert!(ended.is_ok(), "a call outlives its time limit where the thread blocks the signal");
 }
 
+/// The thread that runs it may block the signal, which would stay pending.
+#[test]
+fn a_host_function_that_panics_leaves_no_time_limit_to_later_calls_of_its_thread() {
+    if !kvm() {
+        return;
+    }
+    for blocks in [false, true] {
+        let thread = std::thread::spawn(move || {
+            if blocks {
+                block_signals(libc::SIG_BLOCK);
+            }
+            let limit = Duration::from_millis(50);
+            let panics = Sandbox::builder()
+                .timeout(limit)
+                .host_function("stamp", |_: u64| -> u64 { panic!("as planned") });
+            let mut panics = panics.build(&guest("dirty")).unwrap();
+            let builder = Sandbox::builder().timeout(Duration::from_secs(20));
+            let mut other = builder.build(&guest("dirty")).unwrap();
+            let expected = other.run(&words(&[0, 5])).unwrap();
+            for _ in 0..2 {
+                let call = std::panic::AssertUnwindSafe(|| panics.call(&words(&[8, 1])));
+                assert!(std::panic::catch_unwind(call).is_err());
+                // Past the limit of the call that panicked.
+                std::thread::sleep(3 * limit);
+                assert_eq!(other.run(&words(&[0, 5])).unwrap(), expected);
+                panics.reset().unwrap();
+            }
+        });
+        thread.join().unwrap();
+    }
+}
+
 #[test]
 fn a_stop_handle_ends_a_call() {
     if !kvm() {
