@@ -15,4 +15,5 @@ mod promises;
 mod reclaim;
 mod shortages;
 mod tenants;
+mod unprotected;
 mod zeros;

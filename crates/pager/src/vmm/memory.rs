@@ -2,9 +2,9 @@
 //!
 //! Promises: a page that the process has, in memory or swapped out, is read from it. One that it
 //! does not have is the source's if nothing has filled or discarded it, else zero. Memory that is
-//! not the one of the userfaultfd is refused, also that of a program which the VMM executes later: a
-//! program of another user could bring secrets there. The lists of its pages are charged to the budget of
-//! its endpoint.
+//! not the one of the userfaultfd is refused, also that of a program which the VMM executes later,
+//! because a program of another user has secrets there. The lists of its pages are charged to the
+//! budget of its endpoint.
 //!
 //! May break it: a guest that runs during the scan. Its pages are then of different moments.
 
@@ -174,8 +174,8 @@ impl<'a> VmMemory<'a> {
 /// Opens the memory of the userfaultfd, in the process that connected. Returns as well whether a
 /// part of it is shared.
 ///
-/// What a check has found stays open, because its registration does not show any more once the VMM
-/// is detached. These files belong to the address space: a program that the VMM executes has
+/// The checked files stay open, because the registration does not show any more once the VMM is
+/// detached. These files belong to the address space: a program that the VMM executes has
 /// another one, and its memory is never read.
 pub(super) fn open(service: &Service<'_>) -> Result<(Arc<ProcessMemory>, bool), RequestError> {
     let mut mapped = ChargedList::new(service.budget.as_ref());

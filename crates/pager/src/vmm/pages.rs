@@ -103,8 +103,8 @@ pub(super) struct Pages {
     bases: Vec<usize>,
     /// Pages that each mapping has in one page of the kernel.
     units: Vec<usize>,
-    /// Whether the VMM has discarded a page with a part of its huge page only, of which nothing was
-    /// in place. Such a page is zero once the huge page is filled. Empty without huge pages.
+    /// Whether the VMM has discarded a page, with only a part of its huge page, before that was in
+    /// place. Such a page is zero once the huge page is filled. Empty without huge pages.
     cleared: Vec<Vec<bool>>,
     /// Faults, oldest first, each page once.
     faults: VecDeque<(usize, usize)>,
