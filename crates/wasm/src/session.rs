@@ -337,6 +337,17 @@ impl Session {
         self.instance.unwound || self.instance.unfinished || lost()
     }
 
+    /// Leaves the instance to [`Guest::switch`], which replaces it, if `result` has left a memory
+    /// of unknown content: calls do not look at slots.
+    fn abandon_on<T>(&mut self, result: Result<T, SessionError>) -> Result<T, SessionError> {
+        if result.is_err() {
+            let mut memories = self.instance.memories.iter();
+            self.instance.unfinished |=
+                memories.any(|(memory, _)| memory.slot().quarantined().is_some());
+        }
+        result
+    }
+
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
@@ -450,10 +461,9 @@ impl Guest for Session {
                 "{what} a reference to a host or GC object, which no state can hold; clear it before"
             )));
         }
-        let mut memories = Vec::with_capacity(self.instance.memories.len());
-        for (memory, _) in &self.instance.memories {
-            memories.push(memory.checkpoint()?);
-        }
+        let memories = self.instance.memories.iter().map(|(memory, _)| memory.checkpoint());
+        let memories: Result<Vec<_>, _> = memories.collect();
+        let memories = self.abandon_on(memories.map_err(SessionError::from))?;
         Ok(Frozen { memories: memories.into(), state: SessionState(Arc::new(values)) })
     }
 
@@ -472,17 +482,52 @@ impl Guest for Session {
     fn relocate(&mut self, to: &Frozen<SessionState>) -> Result<(), SessionError> {
         // The sizes stay, so wasmtime need not look again.
         let sized = to.memories.iter().zip(&to.state.0.bytes);
-        for ((memory, _), (image, bytes)) in self.instance.memories.iter().zip(sized) {
-            memory.switch(image, *bytes)?;
-        }
-        Ok(())
+        let mut memories = self.instance.memories.iter().zip(sized);
+        let moved = memories
+            .try_for_each(|((memory, _), (image, bytes))| memory.switch(image, *bytes).map(drop));
+        self.abandon_on(moved.map_err(SessionError::from))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use afresh_snapshot::Guest as _;
+    use afresh_sys::{Call, errno, inject};
+
     use super::*;
     use crate::{Engine, EngineConfig, Guest, GuestOptions, Mode, WarmUp};
+
+    #[test]
+    fn a_session_with_memory_of_unknown_content_answers_no_call_and_is_replaced() {
+        const FILL: &str = r#"(module (memory 128)
+            (func (export "fill") (memory.fill (i32.const 0) (i32.const 7) (i32.const 8388608)))
+            (func (export "get") (result i32) (i32.load8_u (i32.const 4096))))"#;
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let options = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
+        let guest = Guest::with_options(&engine, &wat::parse_str(FILL).unwrap(), options);
+        let warm = guest.unwrap().warm(WarmUp::new()).unwrap();
+        let mut failed = 0;
+        for after in 0..6 {
+            let mut session = Session::new(&warm, &warm.root().unwrap()).unwrap();
+            session.lease().call("fill", &[]).unwrap();
+            let frozen = session.checkpoint().unwrap();
+            // All pages differ by where they are stored, so the image is mapped anew.
+            let memories = frozen.memories.iter().map(|memory| memory.compact().unwrap());
+            let other = Frozen { memories: memories.collect(), state: frozen.state.clone() };
+            let plan =
+                inject::Plan { call: Some(Call::Map), after, times: 1, errno: errno::ENOMEM };
+            let (moved, _) = inject::with(plan, || session.relocate(&other));
+            failed += usize::from(moved.is_err());
+            let get = |session: &mut Session| session.lease().call("get", &[]);
+            match get(&mut session) {
+                Ok(values) => assert!(matches!(values[..], [Val::I32(7)]), "call {after}"),
+                Err(error) => assert!(moved.is_err(), "call {after}: {error}"),
+            }
+            session.switch(&frozen).unwrap();
+            assert!(matches!(get(&mut session).unwrap()[..], [Val::I32(7)]), "call {after}");
+        }
+        assert!(failed > 0);
+    }
 
     #[test]
     fn the_stack_of_a_session_keeps_little_between_calls_and_is_charged() {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use afresh_memory::{Image, PAGE_SIZE, PageRange, Slot, SlotConfig};
+use afresh_memory::{Filler, Image, PAGE_SIZE, PageRange, Slot, SlotConfig};
 
 use crate::common::{lazy_image, occupied};
 use crate::lazy::{PAGES, content, uffd_missing};
