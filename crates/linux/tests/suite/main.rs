@@ -65,6 +65,7 @@ mod start_to_end;
 mod stub;
 mod terminals;
 mod threads;
+mod transfers;
 mod users;
 mod watches;
 mod xattr;

@@ -1,5 +1,8 @@
-//! System calls that move bytes. One call moves at most [`MAX_TRANSFER`] bytes, which callers must
-//! expect, and more of a file, because many callers do not expect it there.
+//! System calls that move bytes. One call moves as many bytes as Linux moves, of files and devices
+//! in parts of [`MAX_TRANSFER`] bytes, because callers do not expect less there.
+//!
+//! Promises: a call holds at most one part in memory, and checks its limits behind each. May break
+//! it: a buffer in sparse memory, of which a call uses the first [`MAX_TRANSFER`] bytes.
 
 use afresh_snapshot::OutputStream;
 use rustix::io::Errno;
@@ -14,11 +17,14 @@ use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::streams::End;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
+use crate::sentry::syscalls::stream_write::cut;
 
-/// Most bytes that one call moves.
+/// Most bytes that one call moves at a time.
 pub(in crate::sentry) const MAX_TRANSFER: u64 = 8 << 20;
-/// Most bytes of a file that one call moves, in one piece.
-const OF_FILES: u64 = 32 << 20;
+/// Most bytes that one call moves, as in Linux.
+pub(in crate::sentry) const MAX_COUNT: u64 = 0x7fff_f000;
+/// Steps of work that a part counts as, which are those between two checks of the limits.
+const PART_STEPS: usize = 1 << 10;
 /// Pieces that a vector may have, as in Linux.
 const PIECES: u64 = 1024;
 /// Bytes of messages that are kept.
@@ -63,9 +69,10 @@ pub(in crate::sentry) fn pieces_of(
     Ok(pieces)
 }
 
-/// Most bytes that one call moves in one piece.
-fn most(description: &Description) -> u64 {
-    if matches!(description.open, FileObject::File(_)) { OF_FILES } else { MAX_TRANSFER }
+/// The parts of a piece of memory; one that is empty has one.
+fn parts((start, len): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
+    let befores = (0..len.max(1)).step_by(MAX_TRANSFER as usize);
+    befores.map(move |before| (start.wrapping_add(before), (len - before).min(MAX_TRANSFER)))
 }
 
 /// Refuses offsets that are negative for the guest.
@@ -147,7 +154,7 @@ pub(in crate::sentry) fn written(
 }
 
 impl Sentry {
-    /// `read(2)`: one call reads at most 8 MiB, of a file 32 MiB.
+    /// `read(2)`, as on Linux.
     pub(in crate::sentry) fn sys_read(
         &mut self,
         process: &mut Process,
@@ -156,20 +163,49 @@ impl Sentry {
         len: u64,
     ) -> SyscallResult {
         let description = self.state.table.get(descriptor)?;
-        let len = len.min(most(description));
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
         if description.open == FileObject::Input {
-            return self.take_input(process, descriptor, to, len);
+            return self.take_input(process, descriptor, to, len.min(MAX_TRANSFER));
         }
         if description.open.is_stream() {
-            return self.take(process, descriptor, &[(to, len)], false);
+            return self.take(process, descriptor, &[(to, len.min(MAX_TRANSFER))], false);
         }
-        let bytes = self.bytes_or_memory_at(process, description, description.offset(), len)?;
-        let done = copy_out_some(process, to, &bytes)?;
+        let offset = description.offset();
+        let done = self.scatter(process, descriptor, &[(to, len.min(MAX_COUNT))], offset)?;
         self.advance(descriptor, done)?;
         Ok(SyscallControl::Value(done))
+    }
+
+    /// Reads at `offset` into pieces until one is not filled, in parts.
+    pub(in crate::sentry) fn scatter(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        offset: u64,
+    ) -> SyscallResult<u64> {
+        if !self.state.table.get(descriptor)?.reads() {
+            return Err(Errno::BADF.into());
+        }
+        let mut done = 0;
+        for part in pieces.iter().flat_map(|piece| parts(*piece)) {
+            let (to, len) = part;
+            let description = self.state.table.get(descriptor)?;
+            let read = self
+                .bytes_or_memory_at(process, description, offset.saturating_add(done), len)
+                .and_then(|bytes| copy_out_some(process, to, &bytes));
+            let read = match read {
+                Err(SyscallError::Errno(_)) if done > 0 => 0,
+                read => read?,
+            };
+            done += read;
+            if read < len || len == MAX_TRANSFER && self.is_spent(PART_STEPS) {
+                break;
+            }
+        }
+        Ok(done)
     }
 
     /// So many bytes of a file were read.
@@ -270,7 +306,7 @@ impl Sentry {
         }
     }
 
-    /// `pread64(2)`: one call reads at most 32 MiB.
+    /// `pread64(2)`, as on Linux.
     pub(in crate::sentry) fn sys_pread64(
         &mut self,
         process: &mut Process,
@@ -287,9 +323,7 @@ impl Sentry {
         }
         // The end of the read is a position, too.
         check_offset(offset.saturating_add(len))?;
-        let len = len.min(most(description));
-        let bytes = self.bytes_or_memory_at(process, description, offset, len)?;
-        let done = copy_out_some(process, to, &bytes)?;
+        let done = self.scatter(process, descriptor, &[(to, len.min(MAX_COUNT))], offset)?;
         self.accessed(descriptor, done)?;
         Ok(SyscallControl::Value(done))
     }
@@ -330,7 +364,7 @@ impl Sentry {
         }
     }
 
-    /// `write(2)`: one call writes at most 8 MiB, to a file 32 MiB.
+    /// `write(2)`: one call writes at most 8 MiB to a stream.
     pub(in crate::sentry) fn sys_write(
         &mut self,
         process: &mut Process,
@@ -338,9 +372,14 @@ impl Sentry {
         from: u64,
         len: u64,
     ) -> SyscallResult {
-        let description = self.state.table.get(descriptor)?;
-        let pieces = [(from, len.min(most(description)))];
-        self.write_pieces(process, descriptor, &pieces)
+        let most = self.most(descriptor)?;
+        self.write_pieces(process, descriptor, &[(from, len.min(most))])
+    }
+
+    /// Most bytes that one call moves.
+    pub(in crate::sentry) fn most(&self, descriptor: u64) -> SyscallResult<u64> {
+        let is_stream = self.state.table.get(descriptor)?.open.is_stream();
+        Ok(if is_stream { MAX_TRANSFER } else { MAX_COUNT })
     }
 
     /// Writes pieces of memory at the position of a file, or to a stream.
@@ -355,11 +394,60 @@ impl Sentry {
             let written = self.stream_write(process, descriptor, pieces)?;
             return self.pour_part(descriptor, &written);
         }
-        let bytes = written(process, description, pieces)?;
-        self.put_or_write_memory(process, descriptor, &bytes, None)
+        self.write_parts(process, descriptor, pieces, None)
     }
 
-    /// `pwrite64(2)`: one call writes at most 32 MiB.
+    /// Writes pieces of memory to a file or a device at `at`, or at its position, in parts.
+    pub(in crate::sentry) fn write_parts(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        at: Option<u64>,
+    ) -> SyscallResult {
+        let len: u64 = pieces.iter().map(|(_, len)| len).sum();
+        let description = self.state.table.get(descriptor)?;
+        let forgets =
+            matches!(description.open, FileObject::Device(Device::Null | Device::Zero, _));
+        if forgets && description.writes() {
+            return Ok(SyscallControl::Value(len));
+        }
+        let mut done = 0;
+        loop {
+            let description = self.state.table.get(descriptor)?;
+            if done > 0 && self.is_at_size_limit(description, at.map(|at| at + done))? {
+                return Ok(SyscallControl::Value(done));
+            }
+            let part = cut(pieces, done, MAX_TRANSFER);
+            let wanted = part.iter().map(|(_, len)| len).sum::<u64>();
+            let written = written(process, description, &part).and_then(|bytes| {
+                self.put_or_write_memory(process, descriptor, &bytes, at.map(|at| at + done))
+            });
+            let put = match written {
+                Ok(SyscallControl::Value(put)) => put,
+                Err(SyscallError::Errno(_) | SyscallError::Paused) if done > 0 => 0,
+                other => return other,
+            };
+            done += put;
+            if put < wanted || done >= len || self.is_spent(PART_STEPS) {
+                return Ok(SyscallControl::Value(done));
+            }
+        }
+    }
+
+    /// Whether a write at `at`, or at the position of a file, begins at or above the largest size
+    /// that its process may give files.
+    fn is_at_size_limit(&self, description: &Description, at: Option<u64>) -> SyscallResult<bool> {
+        let FileObject::File(open) = &description.open else { return Ok(false) };
+        let from = match at {
+            _ if open.access.append => self.state.tree.stat(open.node)?.size,
+            Some(at) => at,
+            None => open.offset,
+        };
+        Ok(from >= self.state.current().info.limits.file_size())
+    }
+
+    /// `pwrite64(2)`, as on Linux.
     pub(in crate::sentry) fn sys_pwrite64(
         &mut self,
         process: &mut Process,
@@ -373,8 +461,7 @@ impl Sentry {
         check_offset(offset)?;
         // The end of the write is a position, too.
         check_offset(offset.saturating_add(len))?;
-        let bytes = written(process, description, &[(from, len.min(most(description)))])?;
-        self.put_or_write_memory(process, descriptor, &bytes, Some(offset))
+        self.write_parts(process, descriptor, &[(from, len.min(MAX_COUNT))], Some(offset))
     }
 
     pub(in crate::sentry) fn put(
@@ -470,8 +557,7 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
-    /// `getrandom(2)`: the bytes are fresh ones of the host, at most 8 MiB a call, whatever the
-    /// flags.
+    /// `getrandom(2)`: the bytes are fresh ones of the host, whatever the flags.
     pub(in crate::sentry) fn sys_getrandom(
         &mut self,
         process: &mut Process,
@@ -482,9 +568,19 @@ impl Sentry {
         if flags & !7 != 0 {
             return Err(Errno::INVAL.into());
         }
-        let bytes = fresh(len.min(MAX_TRANSFER))?;
-        copy_out(process, to, &bytes)?;
-        Ok(SyscallControl::Value(bytes.len() as u64))
+        let (len, mut done) = (len.min(i32::MAX as u64), 0);
+        loop {
+            let bytes = fresh((len - done).min(MAX_TRANSFER))?;
+            match copy_out(process, to.wrapping_add(done), &bytes) {
+                Err(SyscallError::Errno(_)) if done > 0 => break,
+                copied => copied?,
+            }
+            done += bytes.len() as u64;
+            if done == len || self.is_spent(PART_STEPS) {
+                break;
+            }
+        }
+        Ok(SyscallControl::Value(done))
     }
 }
 

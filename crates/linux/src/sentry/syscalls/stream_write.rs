@@ -42,7 +42,11 @@ impl<'a> StreamWrite<'a> {
 }
 
 /// The part of `pieces` that begins `skipped` bytes after their first, of at most `most` bytes.
-fn cut(pieces: &[(u64, u64)], mut skipped: u64, mut most: u64) -> Vec<(u64, u64)> {
+pub(in crate::sentry) fn cut(
+    pieces: &[(u64, u64)],
+    mut skipped: u64,
+    mut most: u64,
+) -> Vec<(u64, u64)> {
     let mut parts = Vec::new();
     for &(from, len) in pieces {
         let before = skipped.min(len);

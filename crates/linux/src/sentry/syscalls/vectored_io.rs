@@ -5,11 +5,11 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
-use crate::sentry::syscalls::read_write::{check_offset, copy_out_some, pieces, written};
+use crate::sentry::result::{SyscallControl, SyscallResult};
+use crate::sentry::syscalls::read_write::{MAX_COUNT, check_offset, pieces_of};
 
 impl Sentry {
-    /// `readv(2)`: one call reads at most 8 MiB, and of standard input only into the first buffer.
+    /// `readv(2)`: one call reads of standard input only into the first buffer.
     pub(in crate::sentry) fn sys_readv(
         &mut self,
         process: &mut Process,
@@ -17,7 +17,7 @@ impl Sentry {
         vector: u64,
         count: u64,
     ) -> SyscallResult {
-        let pieces = pieces(process, vector, count)?;
+        let pieces = pieces_of(process, vector, count, self.most(descriptor)?)?;
         if self.state.table.get(descriptor)?.open.is_stream() {
             return self.take(process, descriptor, &pieces, false);
         }
@@ -32,7 +32,7 @@ impl Sentry {
         Ok(SyscallControl::Value(done))
     }
 
-    /// `preadv(2)`: one call reads at most 8 MiB.
+    /// `preadv(2)`, as on Linux.
     pub(in crate::sentry) fn sys_preadv(
         &mut self,
         process: &mut Process,
@@ -43,7 +43,7 @@ impl Sentry {
     ) -> SyscallResult {
         check_offset(offset)?;
         self.state.table.get(descriptor)?.check_positions()?;
-        let pieces = pieces(process, vector, count)?;
+        let pieces = pieces_of(process, vector, count, MAX_COUNT)?;
         let done = self.scatter(process, descriptor, &pieces, offset)?;
         self.accessed(descriptor, done)?;
         Ok(SyscallControl::Value(done))
@@ -66,36 +66,7 @@ impl Sentry {
         }
     }
 
-    /// Reads at `offset` into pieces until one is not filled.
-    fn scatter(
-        &self,
-        process: &mut Process,
-        descriptor: u64,
-        pieces: &[(u64, u64)],
-        offset: u64,
-    ) -> SyscallResult<u64> {
-        let description = self.state.table.get(descriptor)?;
-        if !description.reads() {
-            return Err(Errno::BADF.into());
-        }
-        let mut done = 0;
-        for &(to, len) in pieces {
-            let from = offset.saturating_add(done);
-            let bytes = match self.bytes_or_memory_at(process, description, from, len) {
-                Err(SyscallError::Errno(_)) if done > 0 => break,
-                bytes => bytes?,
-            };
-            match copy_out_some(process, to, &bytes) {
-                Ok(some) if some == len => done += some,
-                Ok(some) => return Ok(done + some),
-                Err(SyscallError::Errno(_)) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-
-    /// `writev(2)`: one call writes at most 8 MiB.
+    /// `writev(2)`: one call writes at most 8 MiB to a stream.
     pub(in crate::sentry) fn sys_writev(
         &mut self,
         process: &mut Process,
@@ -103,12 +74,11 @@ impl Sentry {
         vector: u64,
         count: u64,
     ) -> SyscallResult {
-        self.state.table.get(descriptor)?;
-        let pieces = pieces(process, vector, count)?;
+        let pieces = pieces_of(process, vector, count, self.most(descriptor)?)?;
         self.write_pieces(process, descriptor, &pieces)
     }
 
-    /// `pwritev(2)`: one call writes at most 8 MiB.
+    /// `pwritev(2)`, as on Linux.
     pub(in crate::sentry) fn sys_pwritev(
         &mut self,
         process: &mut Process,
@@ -120,8 +90,8 @@ impl Sentry {
         let description = self.state.table.get(descriptor)?;
         description.check_positions()?;
         check_offset(offset)?;
-        let bytes = written(process, description, &pieces(process, vector, count)?)?;
-        self.put_or_write_memory(process, descriptor, &bytes, Some(offset))
+        let pieces = pieces_of(process, vector, count, MAX_COUNT)?;
+        self.write_parts(process, descriptor, &pieces, Some(offset))
     }
 
     /// `pwritev2(2)`: as `pwritev`. `RWF_HIPRI`, `RWF_DSYNC` and `RWF_SYNC` change nothing, and
