@@ -149,8 +149,11 @@ pub(crate) fn prepare(
     let mut plan = TreePlan::default();
     granted.iter().for_each(|path| plan.add(path));
     let (mut tree, mounted) = over(below, &plan.directories);
-    for path in ["/dev/pts", "/dev/shm", "/proc", "/sys", "/tmp"] {
+    for path in ["/dev/pts", "/proc", "/sys"] {
         tree.make_directories(path, Time::default())?;
+    }
+    for path in ["/dev/shm", "/tmp"] {
+        make_shared_directory(&mut tree, path)?;
     }
     for (path, target) in OWN_DESCRIPTORS {
         plant(&mut tree, Path::new(path), New::Link(target.as_bytes()), 0o777)?;
@@ -325,9 +328,21 @@ pub(crate) fn settle(tree: &mut Tree, users: bool, [user, group]: [u32; 2]) -> R
         tree.set_mode(node, 0o644, Time::default())?;
     }
     if users {
-        for path in [HOME, "/opt", "/root", "/run", "/var/tmp"] {
+        for path in [HOME, "/opt", "/root", "/run"] {
             tree.make_directories(path, Time::default())?;
         }
+        for path in ["/run/lock", "/var/tmp"] {
+            make_shared_directory(tree, path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a directory in which all users may make files, unless there is something already.
+fn make_shared_directory(tree: &mut Tree, path: &str) -> Result<(), Refused> {
+    if tree.find(path).is_err() {
+        let node = tree.make_directories(path, Time::default())?;
+        tree.set_mode(node, 0o1777, Time::default())?;
     }
     Ok(())
 }
@@ -373,6 +388,23 @@ mod tests {
         let many: Vec<_> = (0..=MAX_LAYERS).map(|n| top.join(format!("granted/{n}"))).collect();
         let error = over_named(Tree::new(Budget::default()), &many, &granted).unwrap_err();
         assert!(matches!(error, Incompatible::Layers(_)), "{error}");
+    }
+
+    #[test]
+    fn all_users_may_make_temporary_files() {
+        let granted = tempfile::tempdir().unwrap();
+        let (mut tree, _) =
+            prepare(Tree::new(Budget::default()), &[granted.path().to_owned()], 1 << 20).unwrap();
+        settle(&mut tree, true, [0, 0]).unwrap();
+        for path in ["/tmp", "/var/tmp", "/dev/shm", "/run/lock"] {
+            assert_eq!(tree.stat_path(path).unwrap().mode, 0o1777, "{path}");
+        }
+        // A directory that exists keeps its mode.
+        let mut below = Tree::new(Budget::default());
+        let node = below.make_directories("/tmp", Time::default()).unwrap();
+        below.set_mode(node, 0o700, Time::default()).unwrap();
+        let (tree, _) = prepare(below, &[], 1 << 20).unwrap();
+        assert_eq!(tree.stat_path("/tmp").unwrap().mode, 0o700);
     }
 
     #[test]
