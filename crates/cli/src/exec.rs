@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use afresh::linux::{
-    End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, Warm, WarmError,
-    call_name, find_in_path,
+    CallerSettings, End, EndedRun, HostProgram, HostStreams, Program, Resource, RunControl, Warm,
+    WarmError, call_name, find_in_path,
 };
 use afresh::{CallCost, Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
@@ -242,6 +242,9 @@ impl Arguments {
         let caller = || [geteuid().as_raw(), getegid().as_raw()];
         let [user, group] = self.user.or(program.user_of_state()).unwrap_or_else(caller);
         program = program.user(user, group);
+        if host.is_some() {
+            program = program.inherit(CallerSettings::of_this_process());
+        }
         // An image has its own.
         if program.variable("PATH").is_none() {
             let search_path = host
@@ -451,7 +454,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     };
     // Before any other thread starts, so that all have them blocked.
     let stops = arguments.save.iter().map(|_| SIGTSTP);
-    let signals = AwaitedSignals::block(&PASSED.into_iter().chain(stops).collect::<Vec<_>>())?;
+    // A signal that this command ignores, as below `nohup`, stays ignored. A wait would take it.
+    let caller = CallerSettings::of_this_process();
+    let awaited = PASSED.into_iter().filter(|signal| !caller.ignores(*signal)).chain(stops);
+    let signals = AwaitedSignals::block(&awaited.collect::<Vec<_>>())?;
     let control = RunControl::new().context("making the control of the run")?;
     let passed = control.clone();
     std::thread::Builder::new().name("afresh-signals".to_owned()).spawn(move || {

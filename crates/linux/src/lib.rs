@@ -31,6 +31,7 @@
 
 mod base;
 mod call_names;
+mod caller_settings;
 mod elf;
 mod error;
 mod exec_command;
@@ -79,6 +80,7 @@ pub use afresh_egress::{
 };
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;
+pub use caller_settings::CallerSettings;
 pub use error::{
     CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,
 };

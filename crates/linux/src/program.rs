@@ -14,6 +14,7 @@ use afresh_files::{LayerError, OciImage, Refused, Time};
 use afresh_sys::planted;
 
 use crate::base::{self, Root};
+use crate::caller_settings::CallerSettings;
 use crate::error::WarmError;
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
@@ -71,6 +72,7 @@ pub struct Program {
     reaches: Vec<NetGrant>,
     connections: Option<ConnectionLog>,
     directory: PathBuf,
+    inherited: CallerSettings,
     /// User and group, if they are set.
     user: Option<[u32; 2]>,
     /// Whether a missing directory is made.
@@ -135,6 +137,7 @@ impl Program {
             reaches: Vec::new(),
             connections: None,
             directory: PathBuf::from("/"),
+            inherited: CallerSettings::default(),
             user: None,
             makes_directory: false,
             prefers_directory: false,
@@ -272,6 +275,13 @@ impl Program {
     #[must_use]
     pub fn user(mut self, user: u32, group: u32) -> Self {
         self.user = Some([user, group].map(|number| number.min(u32::MAX - 1)));
+        self
+    }
+
+    /// Has the program begin with settings of the process that starts it.
+    #[must_use]
+    pub fn inherit(mut self, settings: CallerSettings) -> Self {
+        self.inherited = settings;
         self
     }
 
@@ -480,6 +490,7 @@ impl Program {
         for (resource, soft, hard) in &self.limits {
             state.set_limit(*resource, *soft, *hard);
         }
+        self.inherited.apply(&mut state);
         prepare(&mut state)?;
         let body = Subprocess::new(Process::new(None, None)?, FIRST);
         let mut sentry = Sentry::new(Arc::new(state), self.output, self.egress());

@@ -19,6 +19,7 @@ use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process_table::ProcessTable;
 use crate::sentry::kernel::process_tunables::ProcessTunables;
 use crate::sentry::kernel::semaphores::Semaphores;
+use crate::sentry::kernel::signals::UNTOUCHABLE;
 use crate::sentry::kernel::user_namespaces::UserNamespaces;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::shared_segments::SharedSegments;
@@ -81,6 +82,24 @@ impl Kernel {
     pub(crate) fn owned_by(mut self, owner: [u32; 2]) -> Self {
         self.namespaces = UserNamespaces::of_owner(owner);
         self
+    }
+
+    /// Gives the first process a file mode mask, and has it ignore signals.
+    pub(crate) fn inherit(&mut self, umask: u32, ignored: impl Iterator<Item = u64>) {
+        let current = self.current_mut();
+        current.umask = umask;
+        for signal in ignored.filter(|signal| UNTOUCHABLE & 1 << (signal - 1) == 0) {
+            let mut action = [0; 32];
+            action[0] = libc::SIG_IGN as u8;
+            current.handlers.insert(signal, action);
+        }
+    }
+
+    /// The file mode mask of the current process, and the signals that it ignores, a bit for each.
+    #[cfg(test)]
+    pub(crate) fn inherited(&self) -> (u32, u64) {
+        let [ignored, _] = self.current().action_sets();
+        (self.current().umask, ignored)
     }
 
     /// The state of a program that starts in the root of `tree`, over `base` and `layers`.
