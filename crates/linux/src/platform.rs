@@ -46,11 +46,16 @@ pub(crate) use commands::{Continuation, INPUT_LEN, StubCommands};
 pub(crate) use cpu_pinning::CpuPinning;
 pub(crate) use frame::{Context, INFO, INFO_LEN, Register, Registers};
 pub(crate) use host_traits::HostTraits;
-pub(crate) use inside::{ACTION_LEN, ACTIONS_LEN, Answer, DESCRIPTORS, Numbers, STAT_LEN};
+pub(crate) use inside::{
+    ACTION_LEN, ACTIONS_LEN, ATTRIBUTE_LEN, ATTRIBUTE_PATH_LEN, Answer, DESCRIPTORS,
+    MAX_ATTRIBUTES, Numbers, STAT_LEN,
+};
 pub use isolation::IsolationLayer;
 pub(crate) use mapped_image::MappedImage;
 pub(crate) use memory_accounting::is_memory_accounted;
-pub(crate) use process::{Call, DescriptorAnswers, Event, Process, Trap, is_taken_for_restart};
+pub(crate) use process::{
+    AttributeAnswer, Call, DescriptorAnswers, Event, Process, Trap, is_taken_for_restart,
+};
 pub(crate) use segments::{MappedMemory, Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN, INSIDE, WINDOW_LEN};
 pub(crate) use template::Origin;

@@ -6,6 +6,7 @@
 //! and nothing that is found there is followed twice.
 
 mod abi;
+mod attribute_prefetch;
 mod call_budget;
 mod console;
 mod dispatch;
@@ -35,6 +36,7 @@ use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
 use crate::shared_files::SharedFiles;
 pub(crate) use abi::PLATFORM;
+use attribute_prefetch::FileLookup;
 use call_budget::CallBudget;
 pub(crate) use console::{Console, OutputFailure, PublishedPort, PublishedPorts};
 pub use console::{FailedLookups, RunControl};
@@ -88,6 +90,8 @@ pub(crate) struct Sentry {
     pub(crate) resumed: Option<Wait>,
     /// Contents of files that its processes have mapped.
     pub(crate) contents: FileCache,
+    /// The lookup of the present call, if others may follow it.
+    lookup: Option<FileLookup>,
     /// Its connections to the outside.
     pub(crate) lines: OutboundConnections,
     /// Files whose shared mappings can be written.
@@ -114,6 +118,7 @@ impl Sentry {
             budget: CallBudget::default(),
             resumed,
             contents,
+            lookup: None,
             lines,
             shared,
             unattached: false,

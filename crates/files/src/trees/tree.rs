@@ -346,8 +346,11 @@ impl Tree {
         self.directory(directory, |inside| inside.entries.iter().map(dir_entry).collect())
     }
 
-    /// At most `most` names in a directory after `name`, which need not be there.
-    pub(crate) fn list_after(
+    /// At most `most` entries of a directory after `name`, which need not be there, in order.
+    ///
+    /// # Errors
+    /// [`Refused::NotDirectory`].
+    pub fn list_after(
         &self,
         directory: Node,
         name: &[u8],

@@ -31,9 +31,9 @@ pub(crate) enum Continuation {
 pub(crate) const INPUT_LEN: usize = 12 << 10;
 /// Calls and copies that fit with an input.
 const CALLS_AT_ONCE: usize = 100;
-const COPIES_AT_ONCE: usize = 500;
+const COPIES_AT_ONCE: usize = 480;
 const _: () = assert!(
-    stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::INSIDE_WORDS
+    stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::NEW_ACTIONS
 );
 
 impl StubCommands {
@@ -80,7 +80,7 @@ impl StubCommands {
         let copies = self.copies.len() + usize::from(self.input.is_some());
         let data = stub::FIRST + 64 * self.calls.len() + 24 * copies;
         let end = data + self.input.as_ref().map_or(0, |(_, bytes)| bytes.len());
-        assert!(end <= stub::INSIDE_WORDS, "orders that do not fit are cut into pieces before");
+        assert!(end <= stub::NEW_ACTIONS, "orders that do not fit are cut into pieces before");
         let mut bytes = vec![0; end];
         let mut put = |offset: usize, word: u64| {
             bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn pieces_are_all_of_it_in_order_and_fit() {
         for (calls, copies, input) in
-            [(0, 0, 0), (1, 1, 1), (100, 500, INPUT_LEN), (101, 501, 5), (1000, 3000, INPUT_LEN)]
+            [(0, 0, 0), (1, 1, 1), (100, 480, INPUT_LEN), (101, 481, 5), (1000, 3000, INPUT_LEN)]
         {
             let orders = StubCommands {
                 calls: (0..calls).map(|i| [i; 7]).collect(),
@@ -148,7 +148,7 @@ mod tests {
                 assert_eq!((piece.wipe, piece.input.is_some()), (last, last && input > 0));
                 assert!(
                     piece.encode(Continuation::Ask, ThreadBases::default(), 0, 1).len()
-                        <= stub::INSIDE_WORDS
+                        <= stub::NEW_ACTIONS
                 );
             }
         }

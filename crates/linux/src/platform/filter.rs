@@ -9,7 +9,8 @@
 //! registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become
 //! questions. A read is of the former kind if it may be the caller's input, which mostly waits;
 //! reads of other files mostly do not. On arm64 a call of the former kind becomes a question too if
-//! the kernel would change its first argument: see [`arch::RESTARTS`]. Calls of other kinds, by
+//! the kernel would change its first argument: see [`arch::RESTARTS`]. Calls that the code inside
+//! the process may answer raise SIGSYS as well: see [`super::inside`]. Calls of other kinds, by
 //! `int 0x80` or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is
 //! executed, so none has to end the process.
 
@@ -33,6 +34,7 @@ const ARCHITECTURE: u32 = 4;
 const POINTER_LOW: u32 = 8;
 const POINTER_HIGH: u32 = 12;
 const FIRST_ARGUMENT: u32 = 16;
+const FOURTH_ARGUMENT: u32 = 40;
 
 /// Descriptors below are those that programs begin with.
 const STREAMS: u32 = 3;
@@ -87,6 +89,10 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_wait4,
 ];
 
+/// Calls that the stub takes to the code inside the process first.
+const TAKEN_INSIDE: &[libc::c_long] =
+    if arch::ANSWERS_INSIDE { &[libc::SYS_rt_sigaction] } else { &[] };
+
 /// Calls that make processes or replace programs, and are no orders of the sentry. `clone` with
 /// other flags than those of a fork is treated like them. The limit of processes does not bind
 /// root; this does.
@@ -104,7 +110,7 @@ fn present(list: &[libc::c_long]) -> Vec<u32> {
 /// Whether a call is one of those that raise SIGSYS. It becomes a question instead if the kernel
 /// would take its first argument for the result of an interrupted call ([`arch::RESTARTS`]).
 pub(super) fn is_ordered(number: i64) -> bool {
-    ORDERED.contains(&number)
+    ORDERED.contains(&number) || TAKEN_INSIDE.contains(&number)
 }
 
 /// Whether a call of the stub passes, so that the sentry does not see it.
@@ -131,7 +137,8 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
     // Instructions that test the number of a call from the stub.
-    let (processes, ordered) = (present(&PROCESSES), present(&ORDERED));
+    let (processes, mut ordered) = (present(&PROCESSES), present(&ORDERED));
+    ordered.extend(present(TAKEN_INSIDE));
     let inside = (PASSED.len() + processes.len()) as u8 + 6;
     let mut program = vec![
         load(ARCHITECTURE),
@@ -165,11 +172,21 @@ pub(crate) fn program() -> Vec<sock_filter> {
         ret(SECCOMP_RET_KILL_PROCESS),
         load(NUMBER),
     ]);
+    // A lookup that follows no link.
+    let lookup = match arch::ANSWERS_INSIDE {
+        true => vec![
+            jump(BPF_JEQ, libc::SYS_newfstatat as u32, 0, 2),
+            load(FOURTH_ARGUMENT),
+            jump(BPF_JEQ, libc::AT_SYMLINK_NOFOLLOW as u32, 4, 3),
+        ],
+        false => Vec::new(),
+    };
     // One instruction for each: the kernel compiles them for every process.
     for (index, number) in ordered.iter().enumerate() {
-        let behind = ordered.len() - 1 - index + 4;
+        let behind = ordered.len() - 1 - index + lookup.len() + 4;
         program.push(jump(BPF_JEQ, *number, behind as u8, 0));
     }
+    program.extend(lookup);
     program.extend([
         jump(BPF_JEQ, libc::SYS_read as u32, 0, 2),
         load(FIRST_ARGUMENT),
@@ -195,6 +212,11 @@ mod tests {
 
     /// Runs the filter as the kernel does.
     fn verdict(arch: u32, pointer: u64, number: u32, argument: u32) -> u32 {
+        verdict_of(arch, pointer, number, [argument, 0])
+    }
+
+    /// The same, with the first and the fourth argument.
+    fn verdict_of(arch: u32, pointer: u64, number: u32, arguments: [u32; 2]) -> u32 {
         let program = program();
         let (mut at, mut a) = (0, 0);
         loop {
@@ -206,7 +228,8 @@ mod tests {
                     NUMBER => number,
                     ARCHITECTURE => arch,
                     POINTER_LOW => pointer as u32,
-                    FIRST_ARGUMENT => argument,
+                    FIRST_ARGUMENT => arguments[0],
+                    FOURTH_ARGUMENT => arguments[1],
                     _ => (pointer >> 32) as u32,
                 };
             } else if code == BPF_RET | BPF_K {
@@ -244,7 +267,7 @@ mod tests {
                     libc::SYS_clone if inside => SECCOMP_RET_KILL_PROCESS,
                     _ if inside => SECCOMP_RET_USER_NOTIF,
                     libc::SYS_read => SECCOMP_RET_TRAP,
-                    number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,
+                    number if is_ordered(number) => SECCOMP_RET_TRAP,
                     _ => SECCOMP_RET_USER_NOTIF,
                 };
                 assert_eq!(
@@ -273,7 +296,7 @@ mod tests {
 
     #[test]
     fn an_argument_that_the_kernel_takes_for_a_restart_reaches_the_sentry() {
-        for number in present(&ORDERED) {
+        for number in present(&ORDERED).into_iter().chain(present(TAKEN_INSIDE)) {
             for argument in -600..600 {
                 let expected = match arch::RESTARTS.contains(&argument) {
                     true => SECCOMP_RET_USER_NOTIF,
@@ -282,6 +305,24 @@ mod tests {
                 assert_eq!(verdict(ARCH, 0x40_1000, number, argument as u32), expected);
             }
         }
+    }
+
+    #[test]
+    fn a_lookup_that_follows_no_link_goes_to_the_code_inside() {
+        let lookup = libc::SYS_newfstatat as u32;
+        let nofollow = libc::AT_SYMLINK_NOFOLLOW as u32;
+        let trapped = if arch::ANSWERS_INSIDE { SECCOMP_RET_TRAP } else { SECCOMP_RET_USER_NOTIF };
+        for (flags, expected) in [
+            (nofollow, trapped),
+            (0, SECCOMP_RET_USER_NOTIF),
+            (nofollow | libc::AT_EMPTY_PATH as u32, SECCOMP_RET_USER_NOTIF),
+        ] {
+            assert_eq!(verdict_of(ARCH, 0x40_1000, lookup, [3, flags]), expected);
+        }
+        // The flags of another call mean something else.
+        let open = libc::SYS_openat as u32;
+        assert_eq!(verdict_of(ARCH, 0x40_1000, open, [3, nofollow]), SECCOMP_RET_USER_NOTIF);
+        assert_eq!(verdict_of(ARCH, stub::CODE, lookup, [3, nofollow]), SECCOMP_RET_USER_NOTIF);
     }
 
     #[test]

@@ -6,12 +6,19 @@
 //! with the registers that it had: so do all calls while the page is closed, which it is whenever
 //! the sentry serves a call. This code makes no system call, and the filter gives it no right.
 //!
+//! Two calls come here without a site: those that set or query the action for a signal, and lookups
+//! of attributes that follow no link. The stub returns to this code from the SIGSYS of such a call
+//! ([`super::stub`]), if the page is open. So a series of them, as `posix_spawn` and `git status`
+//! make, reaches the sentry seldom, also from text that is not changed.
+//!
 //! A call that moves the offset of a file stores the new one among the *words*, which the guest can
-//! write. One that closes a file, or sets the default action of a signal, sets its bit there. The
-//! sentry takes them over at the next event. They are values that a call could have set.
+//! write. One that closes a file sets its bit there. One that sets the action for a signal stores
+//! the action in a table of the guest, and sets its bit. The sentry takes them over at the next
+//! event. They are values that a call could have set.
 //!
 //! The *window* behind the page has the bytes of one file, the one that was opened last. A `read`
-//! copies from there. The page behind the window has the actions for signals.
+//! copies from there. In a guest whose text is not changed it has the attributes of files that may
+//! be looked up next, in their order. The page behind the window has the actions for signals.
 //!
 //! ```text
 //! start .. commit      the words have the number and the address of the call: it can be made anew
@@ -40,6 +47,18 @@ pub(super) const DESCRIPTOR_LEN: usize = 192;
 pub(super) const STAT: usize = 24;
 pub(super) const WINDOW: usize = STAT + STAT_LEN;
 const _: () = assert!(WINDOW + 8 <= DESCRIPTOR_LEN);
+/// Offset in the answers of the end of the attributes in the window, an address.
+pub(super) const ATTRIBUTES_END: usize = 120;
+const _: () = assert!(ATTRIBUTES_END + 8 <= NUMBERS_LEN && size_of::<Numbers>() <= ATTRIBUTES_END);
+/// Bytes of the attributes of a file in the window: the descriptor that the path starts from, the
+/// path with its end, and `struct stat`.
+pub(crate) const ATTRIBUTE_LEN: usize = 256;
+pub(super) const PATH: usize = 8;
+/// Maximum bytes of a path with its end.
+pub(crate) const ATTRIBUTE_PATH_LEN: usize = ATTRIBUTE_LEN - STAT_LEN - PATH;
+/// Maximum files with attributes in the window.
+pub(crate) const MAX_ATTRIBUTES: usize = stub::WINDOW_LEN / ATTRIBUTE_LEN;
+
 /// Length of all answers.
 pub(super) const ANSWERS_LEN: usize = NUMBERS_LEN + DESCRIPTORS * DESCRIPTOR_LEN;
 const _: () = assert!(ANSWERS + ANSWERS_LEN <= stub::CLOCK_PAGE_LEN);
@@ -48,8 +67,6 @@ pub(super) const ANSWERS_AT: usize = stub::CONTROL_LEN + ANSWERS;
 
 /// Bytes of the action for a signal.
 pub(crate) const ACTION_LEN: usize = 32;
-/// `SA_RESTORER`, the only flag of an action that the code inside sets.
-pub(super) const SA_RESTORER: u64 = 0x0400_0000;
 /// Length of all actions.
 pub(crate) const ACTIONS_LEN: usize = 64 * ACTION_LEN;
 const _: () = assert!(ACTIONS_LEN <= stub::ACTIONS_LEN);
@@ -59,20 +76,23 @@ const _: () = assert!(ACTIONS_LEN <= stub::ACTIONS_LEN);
 // lowest byte of the closed places has a bit for each, and the bits above it are a list of their
 // numbers, three bits each. The last closed place is first.
 pub(super) const CLOSED: usize = 8 * DESCRIPTORS;
-/// Signals whose action is the default from now on, a bit for each, and the restorer that came with
-/// it.
-pub(super) const DEFAULTS: usize = CLOSED + 8;
-pub(super) const RESTORER: usize = DEFAULTS + 8;
+/// Signals with a new action, a bit for each.
+pub(super) const CHANGED: usize = CLOSED + 8;
+/// The address of the call that has found no answer, until it is made.
+pub(super) const TRIED: usize = CHANGED + 8;
 /// Length of those that the sentry takes over.
-pub(super) const EFFECTS_LEN: usize = RESTORER + 8;
+pub(super) const EFFECTS_LEN: usize = TRIED + 8;
 pub(super) const CALL: usize = EFFECTS_LEN;
 pub(super) const NUMBER: usize = CALL + 8;
 pub(super) const DESCRIPTOR: usize = NUMBER + 8;
 pub(super) const BUFFER: usize = DESCRIPTOR + 8;
 pub(super) const PLACE: usize = BUFFER + 8;
+/// The address of the attributes that are expected next.
+pub(super) const CURSOR: usize = PLACE + 8;
 /// Length of the words.
-const WORDS_LEN: usize = PLACE + 8;
+const WORDS_LEN: usize = CURSOR + 8;
 const _: () = assert!(stub::INSIDE_WORDS + WORDS_LEN <= stub::CHILD_PID);
+const _: () = assert!(stub::NEW_ACTIONS + ACTIONS_LEN <= stub::INSIDE_WORDS);
 
 /// Numbers of a process and its current thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,8 @@
 //! requests more. In the child it then is the handler of SIGSYS, which the filter raises at system
 //! calls that need more than an answer: it notifies the sentry, carries out its orders, wipes them,
 //! and returns to the guest by `rt_sigreturn`, which loads every register from the frame that the
-//! sentry has prepared.
+//! sentry has prepared. A call that sets or queries the action for a signal goes to the code inside
+//! first, if that has answers.
 //!
 //! ```text
 //! 0x0000_0001_0000 .. CODE     the guest's, laid out by the sentry
@@ -117,6 +118,8 @@ pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::CLONE_PARENT_SETTI
 pub(crate) const CHILD_PID: usize = ORDERS_LEN - 8;
 /// Offset in the control area of the words of [`super::inside`], behind all orders.
 pub(crate) const INSIDE_WORDS: usize = ORDERS_LEN - 192;
+/// Offset in the control area of the actions for signals that the guest sets inside.
+pub(crate) const NEW_ACTIONS: usize = INSIDE_WORDS - 2048;
 /// Descriptor of the control area in a child.
 pub(crate) const CONTROL_FILE: u64 = 3;
 

@@ -22,11 +22,12 @@ use afresh_sys::planted::{self, Bug};
 
 use crate::file_cache::FileCache;
 use crate::platform::{
-    ACTION_LEN, ACTIONS_LEN, Answer, Call, DESCRIPTORS, DescriptorAnswers, Numbers, Process,
-    STAT_LEN, WINDOW_LEN, calls,
+    ACTION_LEN, ACTIONS_LEN, ANSWERS_INSIDE, ATTRIBUTE_LEN, Answer, Call, DESCRIPTORS,
+    DescriptorAnswers, Numbers, Process, STAT_LEN, WINDOW_LEN, calls,
 };
 use crate::sentry::Sentry;
 use crate::sentry::abi;
+use crate::sentry::attribute_prefetch::{AttributePrefetch, FileLookup};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::signals::UNTOUCHABLE;
 use crate::sentry::result::SyscallControl;
@@ -80,6 +81,11 @@ pub(crate) struct InsideAnswers {
     given: [bool; DESCRIPTORS],
     /// A descriptor that was used, and may be again.
     used: Option<UsedDescriptor>,
+    /// Whether the last call was one for the action of a signal, which others follow.
+    used_action: bool,
+    prefetch: AttributePrefetch,
+    /// The lookup that the last call made, if others may follow.
+    lookup: Option<FileLookup>,
     /// The charge for the window.
     window: WindowCharge,
 }
@@ -105,11 +111,13 @@ impl InsideAnswers {
 impl Sentry {
     /// Notes the descriptor of a call that was answered with `control`.
     pub(crate) fn note_call(
-        &self,
+        &mut self,
         inside: &mut InsideAnswers,
         call: &Call,
         control: &SyscallControl,
     ) {
+        inside.used_action = call.number == libc::SYS_rt_sigaction;
+        inside.lookup = self.lookup.take();
         let SyscallControl::Value(value) = *control else { return };
         let is_error = value as i64 <= -1;
         inside.used = match call.number {
@@ -126,7 +134,7 @@ impl Sentry {
     /// Gives the process answers, before it runs.
     pub(crate) fn give_answers(&self, inside: &mut InsideAnswers, process: &mut Process) {
         if !self.contents.shows_twins {
-            return;
+            return self.give_next(inside, process);
         }
         self.renew_descriptors(inside);
         self.add_used(inside, process);
@@ -147,6 +155,26 @@ impl Sentry {
         }
         (inside.numbers, inside.open) = (numbers, true);
         self.give_actions(inside, process);
+    }
+
+    /// Gives a process whose text is not changed answers to calls as its last one.
+    fn give_next(&self, inside: &mut InsideAnswers, process: &mut Process) {
+        if !ANSWERS_INSIDE {
+            return;
+        }
+        if std::mem::take(&mut inside.used_action) {
+            self.give_actions(inside, process);
+            process.open_answers(&[]);
+            inside.open = true;
+        } else if let Some(lookup) = inside.lookup.take() {
+            let answers = self.attributes_behind(&lookup, &mut inside.prefetch);
+            let most = self.state.layout.limit() / FileCache::SHARE;
+            let bytes = (answers.len() * ATTRIBUTE_LEN) as u64;
+            if !answers.is_empty() && self.contents.charge_window(&mut inside.window, bytes, most) {
+                process.open_answers(&answers);
+                inside.open = true;
+            }
+        }
     }
 
     /// Gives the process the actions for signals.
@@ -172,6 +200,7 @@ impl Sentry {
             return;
         }
         process.close_answers();
+        inside.prefetch.taken = process.attributes_taken(inside.prefetch.given());
         let effects = process.take_effects();
         for (known, offset) in inside.descriptors.iter_mut().zip(effects.offsets) {
             let (Some(known), Some(offset)) = (known, offset) else { continue };
@@ -183,7 +212,7 @@ impl Sentry {
                 open.offset = offset;
             }
         }
-        self.default_actions(effects.defaulted, effects.action);
+        self.set_actions(&effects.actions);
         for place in effects.closed {
             if !planted::is(Bug::InsideOffset)
                 && let Some(known) = inside.descriptors[place].take()
@@ -194,13 +223,12 @@ impl Sentry {
         }
     }
 
-    /// Gives the signals of a set the default action, as calls of the guest have.
-    fn default_actions(&mut self, signals: u64, action: [u8; ACTION_LEN]) {
-        let signals = (1..=64_u64).filter(|signal| signals & !UNTOUCHABLE & 1 << (signal - 1) != 0);
-        let signals: Vec<u64> = signals.collect();
-        if !signals.is_empty() && !planted::is(Bug::InsideOffset) {
-            let handlers = &mut self.change().current_mut().handlers;
-            handlers.extend(signals.into_iter().map(|signal| (signal, action)));
+    /// Sets the actions for signals, as calls of the guest have.
+    fn set_actions(&mut self, actions: &[(u64, [u8; ACTION_LEN])]) {
+        for (signal, action) in actions {
+            if UNTOUCHABLE & 1 << (signal - 1) == 0 && !planted::is(Bug::InsideOffset) {
+                self.set_action(*signal, *action);
+            }
         }
     }
 

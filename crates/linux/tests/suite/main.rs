@@ -52,6 +52,8 @@ mod python;
 mod random;
 mod reservations;
 mod roots;
+#[cfg(target_arch = "x86_64")]
+mod series;
 mod session;
 mod shared;
 mod shared_futexes;

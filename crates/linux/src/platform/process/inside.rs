@@ -2,8 +2,8 @@
 
 use super::Process;
 use crate::platform::inside::{
-    ACTION_LEN, ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, DEFAULTS, DESCRIPTOR_LEN, DESCRIPTORS,
-    EFFECTS_LEN, NUMBERS_LEN, Numbers, RESTORER, SA_RESTORER, STAT_LEN, WINDOW,
+    ACTION_LEN, ACTIONS_LEN, ANSWERS_AT, ANSWERS_LEN, ATTRIBUTE_LEN, ATTRIBUTES_END, CHANGED,
+    CURSOR, DESCRIPTOR_LEN, DESCRIPTORS, EFFECTS_LEN, NUMBERS_LEN, Numbers, PATH, STAT_LEN, WINDOW,
 };
 use crate::platform::stub;
 
@@ -18,6 +18,16 @@ pub(crate) struct DescriptorAnswers {
     pub(crate) window: u64,
 }
 
+/// The attributes of a file that may be looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AttributeAnswer {
+    /// The descriptor that the path starts from.
+    pub(crate) from: i32,
+    /// Fewer bytes than [`ATTRIBUTE_PATH_LEN`](crate::platform::ATTRIBUTE_PATH_LEN).
+    pub(crate) path: Vec<u8>,
+    pub(crate) stat: [u8; STAT_LEN],
+}
+
 /// Changes that calls inside have made. A guest could have made calls with any of these effects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct InsideEffects {
@@ -25,9 +35,8 @@ pub(crate) struct InsideEffects {
     pub(crate) offsets: [Option<u64>; DESCRIPTORS],
     /// Places of descriptors that are closed, in the order of the calls.
     pub(crate) closed: Vec<usize>,
-    /// Signals that have an action now, a bit for each, and that action: the default.
-    pub(crate) defaulted: u64,
-    pub(crate) action: [u8; ACTION_LEN],
+    /// Signals that have a new action, and that.
+    pub(crate) actions: Vec<(u64, [u8; ACTION_LEN])>,
 }
 
 impl DescriptorAnswers {
@@ -76,6 +85,30 @@ impl Process {
         self.control.set_actions(actions);
     }
 
+    /// Has calls for the actions of signals be answered, and lookups of `attributes` in order.
+    pub(crate) fn open_answers(&mut self, attributes: &[AttributeAnswer]) {
+        let mut bytes = vec![0; attributes.len() * ATTRIBUTE_LEN];
+        for (entry, answer) in bytes.chunks_exact_mut(ATTRIBUTE_LEN).zip(attributes) {
+            entry[..4].copy_from_slice(&answer.from.to_le_bytes());
+            entry[PATH..PATH + answer.path.len()].copy_from_slice(&answer.path);
+            entry[ATTRIBUTE_LEN - STAT_LEN..].copy_from_slice(&answer.stat);
+        }
+        if !bytes.is_empty() {
+            self.control.show(&bytes);
+        }
+        let end = stub::WINDOW + bytes.len() as u64;
+        self.control.write_word(ANSWERS_AT + ATTRIBUTES_END, end);
+        self.control.write_word(stub::INSIDE_WORDS + CURSOR, stub::WINDOW);
+        self.control.write_word(ANSWERS_AT, 1);
+    }
+
+    /// How many of `given` attributes the guest has passed, as it claims.
+    pub(crate) fn attributes_taken(&self, given: usize) -> usize {
+        let cursor = self.control.read_word(stub::INSIDE_WORDS + CURSOR);
+        let passed = cursor.saturating_sub(stub::WINDOW) / ATTRIBUTE_LEN as u64;
+        passed.min(given as u64) as usize
+    }
+
     /// Has every call reach the sentry.
     pub(crate) fn close_answers(&mut self) {
         self.control.write_word(ANSWERS_AT, 0);
@@ -113,9 +146,14 @@ impl Process {
             *new = word.checked_sub(1).filter(|offset| *offset <= i64::MAX as u64);
         }
         effects.closed = closed_places(words[DESCRIPTORS]);
-        effects.defaulted = words[DEFAULTS / 8];
-        effects.action[8..16].copy_from_slice(&SA_RESTORER.to_le_bytes());
-        effects.action[16..24].copy_from_slice(&words[RESTORER / 8].to_le_bytes());
+        let changed = words[CHANGED / 8];
+        let changed = (1..=64_u64).filter(|signal| changed & 1 << (signal - 1) != 0);
+        effects.actions.extend(changed.map(|signal| {
+            let mut action = [0; ACTION_LEN];
+            let at = stub::NEW_ACTIONS + (signal as usize - 1) * ACTION_LEN;
+            self.control.read(at, &mut action);
+            (signal, action)
+        }));
         effects
     }
 }

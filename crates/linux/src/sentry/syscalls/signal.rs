@@ -188,22 +188,26 @@ impl Sentry {
             }
             let bytes = copy_in(process, new, 32)?;
             let bytes: [u8; 32] = bytes.try_into().map_err(|_| Errno::FAULT)?;
-            let state = self.change();
-            state.processes.current.handlers.insert(signal, bytes);
-            if bytes[..8] == [1, 0, 0, 0, 0, 0, 0, 0] {
-                state.processes.current.pending.drop_all(signal as u8);
-                state
-                    .processes
-                    .current
-                    .threads
-                    .values_mut()
-                    .for_each(|t| t.pending.drop_all(signal as u8));
-            }
+            self.set_action(signal, bytes);
         }
         if old != 0 {
             copy_out(process, old, &known)?;
         }
         Ok(ZERO)
+    }
+
+    /// Sets the action of the current process for a signal, and drops pending ones that it ignores.
+    pub(in crate::sentry) fn set_action(&mut self, signal: u64, mut action: [u8; 32]) {
+        // A handler blocks neither of the two that cannot be blocked.
+        for (byte, untouchable) in action[24..].iter_mut().zip(UNTOUCHABLE.to_le_bytes()) {
+            *byte &= !untouchable;
+        }
+        let current = &mut self.change().processes.current;
+        current.handlers.insert(signal, action);
+        if action[..8] == [1, 0, 0, 0, 0, 0, 0, 0] {
+            current.pending.drop_all(signal as u8);
+            current.threads.values_mut().for_each(|t| t.pending.drop_all(signal as u8));
+        }
     }
 
     /// `rt_sigprocmask(2)`, as on Linux.

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::{self, FileStatus};
+use crate::sentry::attribute_prefetch::FileLookup;
 use crate::sentry::fs::permissions::FilePermissions;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
@@ -105,7 +106,7 @@ impl Sentry {
     }
 
     fn attributes_at(
-        &self,
+        &mut self,
         process: &Process,
         at: u64,
         path: u64,
@@ -121,8 +122,15 @@ impl Sentry {
             }
             self.state.current().directory
         } else {
-            match self.reach(at, &path_in(process, path)?, |walk| walk.follow(follow))? {
-                ResolvedPath::Place(place) => place.node()?,
+            let path = path_in(process, path)?;
+            match self.reach(at, &path, |walk| walk.follow(follow))? {
+                ResolvedPath::Place(place) => {
+                    let node = place.node()?;
+                    if flags == libc::AT_SYMLINK_NOFOLLOW {
+                        self.lookup = FileLookup::new(at as i32, path, &place);
+                    }
+                    node
+                }
                 ResolvedPath::Own(meant) => return self.attributes_meant(&meant, follow),
             }
         };
@@ -147,6 +155,8 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
+        // The process answers no such call.
+        self.lookup = None;
         copy_out(process, to, &abi::statx(&attributes, self.state.seen_owner(attributes.owner)))?;
         Ok(ZERO)
     }

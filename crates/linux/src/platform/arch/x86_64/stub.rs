@@ -1,9 +1,11 @@
 //! The stub of x86-64: see [`crate::platform::stub`].
 
 use crate::platform::arch::frame::Register;
+use crate::platform::inside::{ANSWERS_AT, ATTRIBUTES_END, CURSOR, TRIED};
 use crate::platform::stub::{
     ASK, CALLS, CONTINUATION, CONTROL, CONTROL_FILE, CONTROL_LEN, COPIES, FIRST, FIRST_BASE,
-    FORK_FLAGS, FORKS, FRAME, LENT_LEN, MESSAGE, RECEIPT, SECOND_BASE, SOCKET, WIPE, WORD,
+    FORK_FLAGS, FORKS, FRAME, INSIDE, INSIDE_WORDS, LENT_LEN, MESSAGE, RECEIPT, SECOND_BASE,
+    SOCKET, WIPE, WORD,
 };
 
 /// Where a frame holds the flags.
@@ -13,7 +15,35 @@ std::arch::global_asm!(
     ".pushsection .rodata.afresh_linux_stub,\"a\",@progbits",
     ".globl afresh_linux_stub, afresh_linux_stub_boot, afresh_linux_stub_asked, afresh_linux_stub_end",
     "afresh_linux_stub:",
-    "    xor r14d, r14d",
+    // The code inside takes a call for the action of a signal, and a lookup if attributes are left.
+    // It takes none that it has tried, and no single step, which the sentry makes.
+    "    cmp edi, {sigsys}",
+    "    jne 30f",
+    "    movabs rbx, {cursor}",
+    "    mov rcx, [rbx]",
+    "    movabs rbx, {attributes_end}",
+    "    mov eax, [rsp + {number}]",
+    "    cmp eax, {rt_sigaction}",
+    "    je 32f",
+    "    cmp eax, {newfstatat}",
+    "    jne 30f",
+    "    cmp rcx, [rbx]",
+    "    jae 30f",
+    "32: test dword ptr [rsp + {flags}], 0x100",
+    "    jnz 30f",
+    "    movabs rbx, {answers}",
+    "    cmp dword ptr [rbx], 0",
+    "    je 30f",
+    "    mov rcx, [rsp + {pointer}]",
+    "    sub rcx, 2",
+    "    movabs rbx, {tried}",
+    "    cmp rcx, [rbx]",
+    "    je 30f",
+    "    mov [rsp + {call}], rcx",
+    "    movabs rbx, {inside}",
+    "    mov [rsp + {pointer}], rbx",
+    "    jmp 31f",
+    "30: xor r14d, r14d",
     // A signal handler has executed no orders.
     "    xor r13d, r13d",
     // Ask: the bases, the frame, the first error and the receipt go as arguments.
@@ -96,7 +126,7 @@ std::arch::global_asm!(
     "    jnz 2b",
     "    test r15, r15",
     "    jnz 2b",
-    "    add rsp, 8",
+    "31: add rsp, 8",
     "    mov eax, 15",
     "    syscall",
     "    ud2",
@@ -199,6 +229,18 @@ std::arch::global_asm!(
     "    ud2",
     "afresh_linux_stub_end:",
     ".popsection",
+    sigsys = const libc::SIGSYS,
+    rt_sigaction = const libc::SYS_rt_sigaction,
+    newfstatat = const libc::SYS_newfstatat,
+    cursor = const CONTROL + (INSIDE_WORDS + CURSOR) as u64,
+    attributes_end = const CONTROL + (ANSWERS_AT + ATTRIBUTES_END) as u64,
+    number = const Register::NUMBER.offset(),
+    pointer = const Register::POINTER.offset(),
+    // The code inside takes the address of its call there.
+    call = const Register::Rcx.offset(),
+    answers = const CONTROL + ANSWERS_AT as u64,
+    tried = const CONTROL + (INSIDE_WORDS + TRIED) as u64,
+    inside = const INSIDE,
     ask = const ASK,
     control = const CONTROL,
     control_len = const CONTROL_LEN,
