@@ -148,12 +148,18 @@ pub(crate) fn prepare(
 ) -> Result<(Tree, Vec<PathBuf>), Refused> {
     let mut plan = TreePlan::default();
     granted.iter().for_each(|path| plan.add(path));
+    let is_missing = |path: &&str| below.find(path).is_err();
+    let missing: Vec<_> = ["/dev/shm", "/tmp"].into_iter().filter(is_missing).collect();
     let (mut tree, mounted) = over(below, &plan.directories);
     for path in ["/dev/pts", "/proc", "/sys"] {
         tree.make_directories(path, Time::default())?;
     }
-    for path in ["/dev/shm", "/tmp"] {
-        make_shared_directory(&mut tree, path)?;
+    for path in missing {
+        let node = tree.make_directories(path, Time::default())?;
+        // A grant in it has made it already, unless it is the host's.
+        if !mounted.iter().any(|above| Path::new(path).starts_with(above)) {
+            tree.set_mode(node, 0o1777, Time::default())?;
+        }
     }
     for (path, target) in OWN_DESCRIPTORS {
         plant(&mut tree, Path::new(path), New::Link(target.as_bytes()), 0o777)?;
