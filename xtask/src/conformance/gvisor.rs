@@ -21,6 +21,7 @@ use super::{NOBODY, is_root, reason, run_limited, write};
 use crate::command::{find, output};
 use crate::host;
 
+const REPOSITORY: &str = "https://github.com/google/gvisor";
 /// Seconds that a run of a binary may take, as a guest and on this kernel.
 const SECONDS: u64 = 100;
 /// Runs of a binary that a test may end; the rest of its tests have no result then.
@@ -67,7 +68,8 @@ struct Row {
 }
 
 /// Runs the binaries called `names`, or all, and writes the page after a run of all.
-pub(super) fn main(source: &str, names: &[&str]) -> Result<()> {
+pub(super) fn main(source: Option<&str>, names: &[&str]) -> Result<()> {
+    let source = source.unwrap_or(REPOSITORY);
     let folder = host::target_folder().join("conformance").join(format!("gvisor-{TAG}"));
     let binaries = gvisor_build::build(source, &folder, names)?;
     super::build_runner()?;

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::in_parallel;
+use super::{in_parallel, processors};
 use crate::command::{output, run, succeeds};
 
 /// The release whose tests are run.
@@ -92,7 +92,7 @@ pub(super) fn build(source: &str, folder: &Path, names: &[&str]) -> Result<Vec<S
     }
     println!("building {} test binaries of gVisor", wanted.len());
     let archive = archive(folder)?;
-    let built = in_parallel(&wanted, |_, name| link(folder, &rules, name, &archive))?;
+    let built = in_parallel(&wanted, processors(), |_, name| link(folder, &rules, name, &archive))?;
     let is_test = |name: &&str| name.ends_with("_test");
     let missing: Vec<_> =
         wanted.iter().zip(&built).filter(|(_, built)| !**built).map(|(name, _)| *name).collect();
@@ -214,7 +214,8 @@ fn archive(folder: &Path) -> Result<PathBuf> {
         return Ok(archive);
     }
     let helpers: Vec<&Path> = helpers.iter().map(PathBuf::as_path).collect();
-    let built = in_parallel(&helpers, |_, source| Ok(object(folder, source)?.is_some()))?;
+    let built =
+        in_parallel(&helpers, processors(), |_, source| Ok(object(folder, source)?.is_some()))?;
     let objects = helpers.iter().zip(built).filter(|(_, built)| *built);
     let objects: Vec<_> = objects.map(|(source, _)| object_path(folder, source)).collect();
     run(Command::new("ar").arg("rcs").arg(&archive).args(objects))?;
