@@ -5,6 +5,7 @@ pub(crate) const TCGETS: u64 = 0x5401;
 pub(crate) const TCSETS: u64 = 0x5402;
 pub(crate) const TCSETSW: u64 = 0x5403;
 pub(crate) const TCSETSF: u64 = 0x5404;
+pub(crate) const TCGETA: u64 = 0x5405;
 pub(crate) const TCSBRK: u64 = 0x5409;
 pub(crate) const TCXONC: u64 = 0x540a;
 pub(crate) const TCFLSH: u64 = 0x540b;
@@ -33,5 +34,13 @@ pub(crate) const FIOSETOWN: u64 = 0x8901;
 pub(crate) const SIOCSPGRP: u64 = 0x8902;
 pub(crate) const FIOGETOWN: u64 = 0x8903;
 pub(crate) const SIOCGPGRP: u64 = 0x8904;
+pub(crate) const SIOCATMARK: u64 = 0x8905;
+/// The kind of a namespace, and user namespaces that are related to it.
+pub(crate) const NS_GET_USERNS: u64 = 0xb701;
+pub(crate) const NS_GET_PARENT: u64 = 0xb702;
+pub(crate) const NS_GET_NSTYPE: u64 = 0xb703;
+pub(crate) const NS_GET_OWNER_UID: u64 = 0xb704;
+/// The bits of the generator of random numbers.
+pub(crate) const RNDGETENTCNT: u64 = 0x8004_5200;
 pub(crate) const TIOCSPTLCK: u64 = 0x4004_5431;
 pub(crate) const TIOCGPTN: u64 = 0x8004_5430;

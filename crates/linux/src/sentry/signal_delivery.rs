@@ -109,11 +109,14 @@ impl Sentry {
             libc::SYS_clock_nanosleep if call.args[1] & 1 == 0 => call.args[3],
             _ => 0,
         };
+        let mut error = libc::EINTR;
         if let Some(until) = until.filter(|_| left != 0) {
             let nanos = until.saturating_sub(self.now());
             let time =
                 StructBuilder::default().word(nanos / 1_000_000_000).word(nanos % 1_000_000_000);
-            let _ = process.write(left, &time.0)?;
+            if !process.write(left, &time.0)? {
+                error = libc::EFAULT;
+            }
         }
         if matches!(self.resumed, Some(Wait { reason: WaitReason::Fifo(_), .. })) {
             let state = self.change();
@@ -138,7 +141,7 @@ impl Sentry {
         } else if locks || again && action.has(libc::SA_RESTART) {
             process.rewind();
         } else {
-            process.set_result(-i64::from(libc::EINTR));
+            process.set_result(-i64::from(error));
         }
         Ok(())
     }
@@ -198,7 +201,11 @@ impl Sentry {
         let own = if action.has(libc::SA_NODEFER) { 0 } else { bit(info.signal) };
         thread.blocked = (thread.blocked | action.mask | own) & !UNTOUCHABLE;
         if action.has(libc::SA_RESETHAND) {
-            state.processes.current.handlers.remove(&u64::from(info.signal));
+            // Its flags and its mask stay.
+            let kept = state.processes.current.handlers.get_mut(&u64::from(info.signal));
+            if let Some(kept) = kept {
+                kept[..8].fill(0);
+            }
         }
         Ok(None)
     }

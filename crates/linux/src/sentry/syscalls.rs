@@ -1,6 +1,7 @@
 //! System calls, one function a call, named after it.
 
 pub(super) mod accept;
+pub(super) mod async_io;
 pub(super) mod attributes;
 pub(super) mod clock;
 pub(super) mod clone3;
@@ -13,6 +14,7 @@ pub(super) mod file;
 pub(super) mod file_lock;
 pub(super) mod identity;
 pub(super) mod ipc_info;
+pub(super) mod lease;
 pub(super) mod memory_file;
 pub(super) mod message;
 pub(super) mod message_batch;

@@ -144,14 +144,20 @@ pub(in crate::sentry) fn network(name: &[u8]) -> Option<&'static str> {
 
 /// The lines of one mapping in `smaps`, after that of `maps`: its size, and what of that may be
 /// resident.
-pub(in crate::sentry) fn sizes(len: u64, resident: u64, shared: bool, flags: &str) -> String {
-    let (size, rss) = (len >> 10, resident >> 10);
+pub(in crate::sentry) fn sizes(
+    len: u64,
+    resident: u64,
+    locked: u64,
+    shared: bool,
+    flags: &str,
+) -> String {
+    let [size, rss, locked] = [len, resident, locked].map(|bytes| bytes >> 10);
     let (dirty, private) = if shared { (rss, 0) } else { (0, rss) };
     format!(
         "Size:           {size:>8} kB\nKernelPageSize: {page:>8} kB\nMMUPageSize:    {page:>8} kB\nRss:            {rss:>8} kB\n\
          Pss:            {rss:>8} kB\nShared_Clean:   {zero:>8} kB\nShared_Dirty:   {dirty:>8} kB\nPrivate_Clean:  {zero:>8} kB\n\
          Private_Dirty:  {private:>8} kB\nReferenced:     {rss:>8} kB\nAnonymous:      {private:>8} kB\nSwap:           {zero:>8} kB\n\
-         Locked:         {zero:>8} kB\n{flags}",
+         Locked:         {locked:>8} kB\n{flags}",
         page = PAGE_SIZE >> 10,
         zero = 0,
     )

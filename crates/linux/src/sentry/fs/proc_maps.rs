@@ -93,7 +93,8 @@ impl Kernel {
             let flags: String =
                 flags.iter().filter(|(has, _)| *has).map(|(_, flag)| *flag).collect();
             let flags = format!("THPeligible:           0\nVmFlags:{flags} mr mw me \n");
-            *text += &sizes(end - start, resident, shared == 's', &flags);
+            let locked = if mapping.locked { resident } else { 0 };
+            *text += &sizes(end - start, resident, locked, shared == 's', &flags);
         }
     }
 

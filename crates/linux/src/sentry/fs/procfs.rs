@@ -78,7 +78,7 @@ const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw -
     3 1 0:3 / /sys ro - sysfs sysfs ro\n4 1 0:4 / /dev rw - devtmpfs devtmpfs rw\n\
     5 4 0:5 / /dev/pts rw - devpts devpts rw\n6 4 0:6 / /dev/shm rw - tmpfs tmpfs rw\n";
 /// Files of a process that say the same of each.
-const CONSTANT: [(&str, &str); 8] = [
+const CONSTANT: [(&str, &str); 7] = [
     ("cgroup", "0::/\n"),
     (
         "io",
@@ -89,7 +89,6 @@ const CONSTANT: [(&str, &str); 8] = [
     ("mountinfo", MOUNT_INFO),
     ("oom_score", "0\n"),
     ("sessionid", "4294967295"),
-    ("timerslack_ns", "50000\n"),
     ("wchan", "0"),
 ];
 
@@ -140,6 +139,7 @@ impl Kernel {
                 format!("{name} ({thread}, #threads: 1)\nse.sum_exec_runtime : {spent:.6}\n")
             }),
             b"personality" => info.map(|info| format!("{:08x}\n", info.traits.persona)),
+            b"timerslack_ns" => info.map(|info| format!("{}\n", info.traits.slack)),
             b"limits" => info.map(|_| self.limits(id)),
             b"statm" => {
                 let pages = self.memory_of(id)? / crate::sentry::PAGE;
@@ -176,6 +176,16 @@ impl Kernel {
             let number = if known { i64::from(meant) } else { -1 };
             let _ = writeln!(text, "Pid:\t{number}\nNSpid:\t{number}");
         }
+        if let FileObject::Watches(watches) = &description.open {
+            for (node, watch) in &watches.list {
+                let (number, inode, mask) =
+                    (watch.number, self.tree.inode_number(*node), watch.mask);
+                let _ = writeln!(
+                    text,
+                    "inotify wd:{number} ino:{inode:x} sdev:0 mask:{mask:x} ignored_mask:0 "
+                );
+            }
+        }
         Some(text.into_bytes())
     }
 
@@ -210,7 +220,9 @@ impl Kernel {
         match self.processes.get(id) {
             Some(process) if process.info.stopped.is_some() => Some('T'),
             Some(process) => {
-                Some(if process.threads.get(thread)?.wait.is_some() { 'S' } else { 'R' })
+                let found = process.threads.get(thread)?;
+                let waits = found.wait.is_some() && !process.wakes(found);
+                Some(if waits { 'S' } else { 'R' })
             }
             None => self.processes.is_ended(id).then_some('Z'),
         }
@@ -306,7 +318,7 @@ impl Kernel {
             first.start, last.end, "[rollup]"
         );
         // It has no flags, and no size of pages, but readers look for names.
-        Some(line + &sizes(layout.bytes(), layout.bytes(), false, ""))
+        Some(line + &sizes(layout.bytes(), layout.bytes(), layout.locked_bytes(), false, ""))
     }
 }
 

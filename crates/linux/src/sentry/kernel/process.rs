@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::kernel::process_info::ProcessInfo;
 use crate::sentry::kernel::signals::PendingSignals;
-use crate::sentry::kernel::threads::Threads;
+use crate::sentry::kernel::threads::{Thread, Threads};
 use crate::sentry::kernel::timers::Timers;
 
 /// The state of a process.
@@ -46,6 +46,11 @@ impl Process {
     /// Its root directory.
     pub(in crate::sentry) fn root(&self) -> Node {
         self.root.unwrap_or(Tree::ROOT)
+    }
+
+    /// Whether a signal has come that ends a wait of its thread.
+    pub(in crate::sentry) fn wakes(&self, thread: &Thread) -> bool {
+        (thread.pending.set() | self.pending.set()) & !thread.blocked != 0
     }
 
     /// The signals that it ignores and those that it handles, as sets.

@@ -342,6 +342,9 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         self.state.may(node, WRITE)?;
+        if let Some(waits) = self.break_leases(node, true, 0)? {
+            return Ok(waits);
+        }
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.check_size(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
@@ -370,8 +373,10 @@ impl Sentry {
         if !open.access.write {
             return Err(Errno::BADF.into());
         }
-        let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64 && len > 0);
-        let end = end.ok_or(Errno::INVAL)?;
+        if len == 0 || offset.max(len) > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let end = offset + len;
         let (mode, keeps) = (mode as i32, mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0);
         let clears = match mode & !libc::FALLOC_FL_KEEP_SIZE {
             0 => false,
@@ -379,6 +384,9 @@ impl Sentry {
             libc::FALLOC_FL_PUNCH_HOLE if keeps => true,
             _ => return Err(Errno::OPNOTSUPP.into()),
         };
+        if end > i64::MAX as u64 {
+            return Err(Errno::FBIG.into());
+        }
         let size = self.state.tree.stat(node)?.size;
         if clears {
             self.state.seals.may_write(node, end.min(size), size)?;

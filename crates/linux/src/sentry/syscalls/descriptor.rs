@@ -25,7 +25,7 @@ impl Sentry {
 
     /// `dup3(2)`, as on Linux.
     pub(in crate::sentry) fn sys_dup3(&mut self, old: u64, new: u64, flags: u64) -> SyscallResult {
-        if old as u32 == new as u32 {
+        if flags & !(libc::O_CLOEXEC as u64) != 0 || old as u32 == new as u32 {
             return Err(Errno::INVAL.into());
         }
         self.closing(vec![new], |sentry| sentry.replace(old, new, flags, false))

@@ -5,10 +5,13 @@ use rustix::io::Errno;
 use crate::ioctl;
 use crate::platform::Process;
 use crate::sentry::Sentry;
+use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::user_namespaces::INITIAL;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
+use crate::sentry::net::sockets::SocketState;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 const F_SETSIG: i32 = 10;
@@ -21,12 +24,16 @@ const OWNER_PROCESS: i32 = 1;
 const OWNER_GROUP: i32 = 2;
 const F_SETPIPE_SZ: i32 = 1031;
 const F_GETPIPE_SZ: i32 = 1032;
+/// Missing in `libc`.
+const CLONE_NEWTIME: i32 = 0x80;
+/// Bits of the generator of random numbers, which is always full.
+const RANDOM_BITS: u32 = 256;
 /// Commands that a descriptor takes which only names a file (`O_PATH`).
 const PATH_COMMANDS: [i32; 5] =
     [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
 
 impl Sentry {
-    /// `fcntl(2)`: leases and `F_NOTIFY` are `EINVAL`, and `F_SETFL` changes only `O_APPEND` and
+    /// `fcntl(2)`: `F_NOTIFY` is `EINVAL`, and `F_SETFL` changes only `O_APPEND` and
     /// `O_NONBLOCK`. `F_SETSIG` and `O_ASYNC` send a signal for `/dev/afresh/generation` only.
     pub(in crate::sentry) fn sys_fcntl(
         &mut self,
@@ -90,6 +97,8 @@ impl Sentry {
             {
                 self.pipe_size(descriptor, (code as i32 == F_SETPIPE_SZ).then_some(value))
             }
+            libc::F_GETLEASE => self.control_lease(descriptor, None),
+            libc::F_SETLEASE => self.control_lease(descriptor, Some(value)),
             seals::GET => self.seals(descriptor, None),
             seals::ADD => self.seals(descriptor, Some(value)),
             command @ (libc::F_SETLK
@@ -136,6 +145,15 @@ impl Sentry {
                 let bit = libc::O_ASYNC as u32;
                 let flags = description.flags & !bit | if on { bit } else { 0 };
                 self.change().table.get_mut(descriptor)?.flags = flags;
+                Ok(ZERO)
+            }
+            // There are no urgent data.
+            ioctl::SIOCATMARK
+                if let FileObject::Socket(socket) = &description.open
+                    && socket.own.is_internet()
+                    && !matches!(socket.stage, SocketState::Datagrams { .. }) =>
+            {
+                copy_out(process, value, &[0; 4])?;
                 Ok(ZERO)
             }
             0x8910..=0x8942 if matches!(description.open, FileObject::Socket(_)) => {
@@ -186,6 +204,18 @@ impl Sentry {
                 let len = held.map_or(0, |channel| channel.len()) as u32;
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(ZERO)
+            }
+            ioctl::RNDGETENTCNT
+                if matches!(description.open, FileObject::Device(Device::Random, _)) =>
+            {
+                copy_out(process, value, &RANDOM_BITS.to_le_bytes())?;
+                Ok(ZERO)
+            }
+            ioctl::NS_GET_USERNS..=ioctl::NS_GET_OWNER_UID
+                if let FileObject::Proc(file) = &description.open
+                    && let ProcSetting::Namespace(kind, id) = file.setting =>
+            {
+                query_namespace(request, kind, id)
             }
             ioctl::FIOCLEX | ioctl::FIONCLEX => {
                 self.change().table.set_close_on_exec(descriptor, request == ioctl::FIOCLEX)?;
@@ -272,6 +302,37 @@ impl Sentry {
         }
         Ok(ZERO)
     }
+}
+
+/// The answer to a request about a namespace. Only user namespaces and those of processes have
+/// parents, and those of the first ones are out of reach.
+fn query_namespace(request: u64, kind: u8, id: u32) -> SyscallResult {
+    let (name, _) = NAMESPACES[usize::from(kind)];
+    let nested = ["pid", "pid_for_children", "user"].contains(&name);
+    match request {
+        ioctl::NS_GET_NSTYPE => Ok(SyscallControl::Value(namespace_flag(name))),
+        ioctl::NS_GET_PARENT if !nested => Err(Errno::INVAL.into()),
+        ioctl::NS_GET_OWNER_UID if kind != USER_KIND => Err(Errno::INVAL.into()),
+        ioctl::NS_GET_PARENT | ioctl::NS_GET_USERNS if nested && id == INITIAL => {
+            Err(Errno::PERM.into())
+        }
+        _ => Err(Errno::NOTTY.into()),
+    }
+}
+
+/// The flag of `clone` for a kind of namespaces.
+fn namespace_flag(name: &str) -> u64 {
+    let flag = match name {
+        "cgroup" => libc::CLONE_NEWCGROUP,
+        "ipc" => libc::CLONE_NEWIPC,
+        "mnt" => libc::CLONE_NEWNS,
+        "net" => libc::CLONE_NEWNET,
+        "pid" | "pid_for_children" => libc::CLONE_NEWPID,
+        "time" | "time_for_children" => CLONE_NEWTIME,
+        "user" => libc::CLONE_NEWUSER,
+        _ => libc::CLONE_NEWUTS,
+    };
+    flag as u32 as u64
 }
 
 /// Two numbers of four bytes.

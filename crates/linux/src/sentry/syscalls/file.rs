@@ -185,7 +185,12 @@ impl Sentry {
     pub(in crate::sentry) fn sys_readahead(&mut self, fd: u64) -> SyscallResult {
         let description = self.state.table.get(fd)?;
         match description.open {
-            FileObject::File(_) if description.reads() => Ok(ZERO),
+            FileObject::File(ref open) if description.reads() => {
+                match self.state.tree.stat(open.node)?.kind {
+                    Kind::File => Ok(ZERO),
+                    _ => Err(Errno::INVAL.into()),
+                }
+            }
             _ if !description.reads() => Err(Errno::BADF.into()),
             _ => Err(Errno::INVAL.into()),
         }

@@ -5,21 +5,26 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::{MACHINES, StructBuilder};
 use crate::sentry::fs::root_files::HOST;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
-use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::mm::user_memory::{copy_out, path_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use rustix::time::ClockId;
 
 use rustix::io::Errno;
 
+/// The file systems, as `/proc/filesystems` lists them.
+const FILE_SYSTEMS: [&str; 4] = ["tmpfs", "proc", "sysfs", "devpts"];
 /// The personality of programs of 32 bits.
 const PER_LINUX32: u32 = 8;
 const ARCH_SET_GS: u64 = 0x1001;
 const ARCH_SET_FS: u64 = 0x1002;
 const ARCH_GET_FS: u64 = 0x1003;
 const ARCH_GET_GS: u64 = 0x1004;
+const ARCH_GET_CPUID: u64 = 0x1011;
+const ARCH_SET_CPUID: u64 = 0x1012;
 
 impl Sentry {
-    /// `arch_prctl(2)`: only the bases of FS and GS. Other codes are `EINVAL`.
+    /// `arch_prctl(2)`: only the bases of FS and GS. `cpuid` is always allowed, as on a processor
+    /// that cannot forbid it. Other codes are `EINVAL`.
     pub(in crate::sentry) fn sys_arch_prctl(
         &mut self,
         process: &mut Process,
@@ -33,6 +38,8 @@ impl Sentry {
             ARCH_SET_GS => process.bases.second = value,
             ARCH_GET_FS => copy_out(process, value, &process.bases.tls.to_le_bytes())?,
             ARCH_GET_GS => copy_out(process, value, &process.bases.second.to_le_bytes())?,
+            ARCH_GET_CPUID => return Ok(SyscallControl::Value(1)),
+            ARCH_SET_CPUID => return Err(Errno::NODEV.into()),
             _ => return Err(Errno::INVAL.into()),
         }
         Ok(ZERO)
@@ -100,6 +107,31 @@ impl Sentry {
         }
         copy_out(process, to, &1u64.to_le_bytes())?;
         Ok(SyscallControl::Value(8))
+    }
+
+    /// `sysfs(2)`: the file systems of `/proc/filesystems`.
+    pub(in crate::sentry) fn sys_sysfs(
+        &mut self,
+        process: &mut Process,
+        option: u64,
+        first: u64,
+        to: u64,
+    ) -> SyscallResult {
+        let value = match option as i32 {
+            1 => {
+                let name = path_in(process, first)?;
+                let found = FILE_SYSTEMS.iter().position(|known| known.as_bytes() == name);
+                found.ok_or(Errno::INVAL)?
+            }
+            2 => {
+                let name = FILE_SYSTEMS.get(first as u32 as usize).ok_or(Errno::INVAL)?;
+                copy_out(process, to, &[name.as_bytes(), &[0]].concat())?;
+                0
+            }
+            3 => FILE_SYSTEMS.len(),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        Ok(SyscallControl::Value(value as u64))
     }
 
     /// `getcpu(2)`: processor and node are 0.

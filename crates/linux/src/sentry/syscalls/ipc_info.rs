@@ -81,7 +81,7 @@ impl Sentry {
                 .word(1)
                 .word(MAX_SEGMENTS as u64)
                 .word(MAX_SEGMENTS as u64)
-                .word(MAX_SEGMENT_SIZE / PAGE)
+                .word(MAX_SEGMENT_SIZE)
                 .zeros(32),
             // All of them are in memory.
             SHM_INFO => StructBuilder::default()

@@ -13,7 +13,7 @@ use crate::sentry::net::sockets::{
     Address, MAX_ADDRESS, NETLINK, ReceivedMessage, SentControl, SocketState,
 };
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
-use crate::sentry::syscalls::read_write::{MAX_TRANSFER, pieces};
+use crate::sentry::syscalls::read_write::{MAX_TRANSFER, PIECES, pieces};
 use crate::sentry::syscalls::stream_write::StreamWrite;
 
 use rustix::io::Errno;
@@ -36,11 +36,15 @@ struct Message {
 
 fn message_in(process: &Process, at: u64) -> SyscallResult<Message> {
     let word = |offset: u64| word_in(process, at.wrapping_add(offset));
+    let count = word(24)?;
+    if count > PIECES {
+        return Err(Errno::MSGSIZE.into());
+    }
     Ok(Message {
         name: word(0)?,
         name_len: word(8)? & u64::from(u32::MAX),
         vector: word(16)?,
-        count: word(24)?,
+        count,
         control: word(32)?,
         control_len: word(40)?,
     })
@@ -401,8 +405,8 @@ impl Sentry {
         Ok(outcome)
     }
 
-    /// `sendto(2)`: there are no urgent data: `MSG_OOB` sends ordinary bytes. One call sends at
-    /// most 8 MiB.
+    /// `sendto(2)`: there are no urgent data: `MSG_OOB` sends ordinary bytes, and of datagrams it is
+    /// `EOPNOTSUPP`. One call sends at most 8 MiB.
     pub(in crate::sentry) fn sys_sendto(
         &mut self,
         process: &Process,
@@ -487,6 +491,11 @@ impl Sentry {
         let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
         if i32::from(self.socket_of(descriptor)?.family) == NETLINK {
             return self.ask_netlink(descriptor, bytes);
+        }
+        if flags as i32 & libc::MSG_OOB != 0
+            && matches!(self.socket_of(descriptor)?.stage, SocketState::Datagrams { .. })
+        {
+            return Err(Errno::OPNOTSUPP.into());
         }
         let outcome = match &self.state.table.get(descriptor)?.open {
             FileObject::Socket(socket) if matches!(socket.stage, SocketState::Datagrams { .. }) => {

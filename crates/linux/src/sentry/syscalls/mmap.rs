@@ -23,6 +23,22 @@ use crate::sentry::mm::user_memory::path_in;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::text::restore_text;
 
+/// Flags that `MAP_SHARED_VALIDATE` accepts.
+const VALIDATED: i32 = libc::MAP_SHARED_VALIDATE
+    | libc::MAP_FIXED
+    | libc::MAP_FIXED_NOREPLACE
+    | libc::MAP_ANONYMOUS
+    | libc::MAP_DENYWRITE
+    | libc::MAP_EXECUTABLE
+    | libc::MAP_GROWSDOWN
+    | libc::MAP_HUGETLB
+    | libc::MAP_LOCKED
+    | libc::MAP_NONBLOCK
+    | libc::MAP_NORESERVE
+    | libc::MAP_POPULATE
+    | libc::MAP_STACK
+    | MAP_LOW;
+
 /// Never a program, and sealed so.
 const MFD_NOEXEC_SEAL: u32 = 8;
 
@@ -46,6 +62,9 @@ impl Sentry {
         let named = flags & libc::MAP_ANONYMOUS == 0;
         if !named && flags & libc::MAP_TYPE == libc::MAP_SHARED_VALIDATE {
             return Err(Errno::INVAL.into());
+        }
+        if flags & libc::MAP_TYPE == libc::MAP_SHARED_VALIDATE && flags & !VALIDATED != 0 {
+            return Err(Errno::OPNOTSUPP.into());
         }
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         if flags & libc::MAP_HUGETLB != 0 {

@@ -14,7 +14,9 @@ use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials, INIT
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallResult, ZERO};
 
-/// Form of `capget` and `capset`, the last one (`_LINUX_CAPABILITY_VERSION_3`).
+/// Forms of `capget` and `capset`, each with the words of a set, and the last of them
+/// (`_LINUX_CAPABILITY_VERSION_3`).
+const FORMS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (FORM, 2)];
 const FORM: u32 = 0x2008_0522;
 /// Namespaces of kinds that a guest has one of.
 const SINGLE: i32 = libc::CLONE_NEWNS
@@ -114,19 +116,28 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// The process that the head of `capget` and `capset` names; `None` for an unknown form.
-    fn capability_target(&self, process: &mut Process, head: u64) -> SyscallResult<Option<u32>> {
-        let known = copy_in(process, head, 8)?;
-        if known[..4] != FORM.to_le_bytes() {
+    /// The process that the head of `capget` and `capset` names, and the words of a set; `None` for
+    /// an unknown form.
+    fn capability_target(
+        &self,
+        process: &mut Process,
+        head: u64,
+    ) -> SyscallResult<Option<(u32, usize)>> {
+        let bytes = copy_in(process, head, 8)?;
+        let (ints, _) = bytes.as_chunks::<4>();
+        let [form, id] = [0, 1].map(|at| u32::from_le_bytes(ints[at]));
+        let Some((_, words)) = FORMS.into_iter().find(|(known, _)| *known == form) else {
             copy_out(process, head, &FORM.to_le_bytes())?;
             return Ok(None);
+        };
+        if (id as i32) < 0 {
+            return Err(Errno::INVAL.into());
         }
-        let id = u32::from_le_bytes([known[4], known[5], known[6], known[7]]);
         let own = self.state.processes.current_id();
         if id == 0 || self.state.current().threads.get(id).is_some() {
-            return Ok(Some(own));
+            return Ok(Some((own, words)));
         }
-        if self.state.processes.lives(id) { Ok(Some(id)) } else { Err(Errno::SRCH.into()) }
+        if self.state.processes.lives(id) { Ok(Some((id, words))) } else { Err(Errno::SRCH.into()) }
     }
 
     /// `capget(2)`, as on Linux.
@@ -136,15 +147,15 @@ impl Sentry {
         head: u64,
         to: u64,
     ) -> SyscallResult {
-        let Some(id) = self.capability_target(process, head)? else {
+        let Some((id, words)) = self.capability_target(process, head)? else {
             return if to == 0 { Ok(ZERO) } else { Err(Errno::INVAL.into()) };
         };
         if to != 0 {
             let Credentials { effective, permitted, inheritable, .. } =
                 self.state.namespaces.of(id);
             let sets = [effective, permitted, inheritable];
-            let halves =
-                [0, 32].into_iter().flat_map(|shift| sets.map(|set| (set >> shift) as u32));
+            let halves = [0, 32].into_iter().take(words);
+            let halves = halves.flat_map(|shift| sets.map(|set| (set >> shift) as u32));
             copy_out(process, to, &halves.fold(StructBuilder::default(), StructBuilder::int).0)?;
         }
         Ok(ZERO)
@@ -157,13 +168,15 @@ impl Sentry {
         head: u64,
         from: u64,
     ) -> SyscallResult {
-        let id = self.capability_target(process, head)?.ok_or(Errno::INVAL)?;
+        let (id, words) = self.capability_target(process, head)?.ok_or(Errno::INVAL)?;
         if id != self.state.processes.current_id() {
             return Err(Errno::PERM.into());
         }
-        let bytes = copy_in(process, from, 24)?;
-        let (words, _) = bytes.as_chunks::<4>();
-        let word = |at: usize| u64::from(u32::from_le_bytes(words[at]));
+        // The oldest form leaves the second half at 0.
+        let mut bytes = copy_in(process, from, 12 * words)?;
+        bytes.resize(24, 0);
+        let (ints, _) = bytes.as_chunks::<4>();
+        let word = |at: usize| u64::from(u32::from_le_bytes(ints[at]));
         let [effective, permitted, inheritable] =
             [0, 1, 2].map(|at| (word(at) | word(at + 3) << 32) & ALL_CAPABILITIES);
         let own = self.state.credentials();

@@ -124,6 +124,13 @@ impl Sentry {
         if place.found.is_some() && stat.kind != Kind::Link {
             self.may_open(FilePermissions::of(&stat), access, flags)?;
         }
+        if place.found.is_some()
+            && stat.kind == Kind::File
+            && !only_named
+            && let Some(waits) = self.break_leases(node, writes || has(libc::O_TRUNC), flags)?
+        {
+            return Ok(waits);
+        }
         match stat.kind {
             Kind::Link if !only_named => return Err(Errno::LOOP.into()),
             Kind::Device if stat.device == SOCKET && !only_named => {

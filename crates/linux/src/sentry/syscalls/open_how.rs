@@ -109,6 +109,15 @@ impl Sentry {
         if resolve.has(Resolve::NO_SYMLINKS) {
             self.check_links(at, path, how(Walk::new(Tree::ROOT)))?;
         }
+        if resolve.has(Resolve::NO_MAGICLINKS)
+            && how(Walk::new(Tree::ROOT)).follow
+            && let Ok(
+                ResolvedPath::Own(ProcTarget::Program(_) | ProcTarget::Current(_))
+                | ResolvedPath::Own(ProcTarget::Root(_)),
+            ) = self.reach(at, path, |walk| walk.follow(false))
+        {
+            return Err(Errno::LOOP.into());
+        }
         if !within {
             let reached = self.reach(at, path, how)?;
             let leaves = resolve.has(Resolve::NO_MAGICLINKS | Resolve::NO_SYMLINKS);

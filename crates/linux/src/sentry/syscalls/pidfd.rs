@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
+use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::mm::user_memory::copy_in;
@@ -35,7 +36,7 @@ impl Sentry {
         }
     }
 
-    /// `pidfd_send_signal(2)`: flags are `EINVAL`, and a directory of `/proc` is `EBADF`.
+    /// `pidfd_send_signal(2)`: flags are `EINVAL`. The directory of a process in `/proc` means it.
     pub(in crate::sentry) fn sys_pidfd_send_signal(
         &mut self,
         process: &Process,
@@ -47,7 +48,10 @@ impl Sentry {
         if flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let id = self.process_meant(descriptor)?;
+        let id = match self.state.table.get(descriptor)?.open {
+            FileObject::Folder(ProcDir::Process(id), _) => id,
+            _ => self.process_meant(descriptor)?,
+        };
         let own = self.state.processes.current_id();
         let given = match info {
             0 => None,

@@ -129,6 +129,9 @@ impl Sentry {
         let FileObject::Timer(timer) = &self.state.table.get(descriptor)?.open else {
             return Err(Errno::INVAL.into());
         };
+        if flags as i32 & !(libc::TFD_TIMER_ABSTIME | libc::TFD_TIMER_CANCEL_ON_SET) != 0 {
+            return Err(Errno::INVAL.into());
+        }
         let timer = timer.clone();
         let every = nanoseconds(length_in(process, new)?);
         let first = length_in(process, new.wrapping_add(16))?;

@@ -22,6 +22,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+/// The flag of a personality with which `select` leaves its timeout as it is.
+const STICKY_TIMEOUTS: u32 = 0x400_0000;
 /// Descriptors that one `poll` may ask about.
 const MAX_POLLED: u64 = 1024;
 /// Maximum events of one `epoll_wait`.
@@ -158,7 +160,10 @@ impl Sentry {
         unit: u64,
         outcome: SyscallResult,
     ) -> SyscallResult {
-        if let (Ok(SyscallControl::Value(_)), Some(until), 1..) = (&outcome, until, at) {
+        let keeps = self.state.current().info.traits.persona & STICKY_TIMEOUTS != 0;
+        if let (Ok(SyscallControl::Value(_)), Some(until), 1..) = (&outcome, until, at)
+            && !keeps
+        {
             let left = until.saturating_sub(self.now());
             let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000 / unit);
             // As in Linux, a place that cannot be written does not undo the call.

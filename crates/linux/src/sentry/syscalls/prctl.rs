@@ -96,9 +96,12 @@ impl Sentry {
                 self.change().namespaces.set(id, credentials);
             }
             libc::PR_GET_KEEPCAPS => return answer(self.state.credentials().keeps.into()),
-            libc::PR_GET_SECUREBITS | libc::PR_GET_SECCOMP | libc::PR_GET_THP_DISABLE => {}
+            libc::PR_GET_SECUREBITS | libc::PR_GET_SECCOMP => {}
+            libc::PR_GET_THP_DISABLE if [arg2, arg3, arg4, arg5] == [0; 4] => {}
+            // There are no huge pages to disable.
+            libc::PR_SET_THP_DISABLE if [arg3, arg4, arg5] == [0; 3] => {}
             // There is no tracer, and names of memory are not shown.
-            PR_SET_PTRACER | PR_SET_VMA | libc::PR_SET_THP_DISABLE => {}
+            PR_SET_PTRACER | PR_SET_VMA => {}
             _ => return Err(Errno::INVAL.into()),
         }
         if new != own {

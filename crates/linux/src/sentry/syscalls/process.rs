@@ -196,6 +196,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let children = match target as i32 {
+            i32::MIN => return Err(Errno::SRCH.into()),
             -1 => WaitTarget::Any,
             0 => WaitTarget::Group(self.state.current().info.group),
             group @ ..0 => WaitTarget::Group(group.unsigned_abs()),

@@ -1,9 +1,19 @@
 //! System calls on the IDs of processes, groups and sessions.
 
+use std::cmp::Ordering;
+
 use rustix::io::Errno;
 
 use crate::sentry::Sentry;
+use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+
+// Kinds of `kcmp`.
+const KCMP_FILE: i32 = 0;
+const KCMP_VM: i32 = 1;
+const KCMP_FILES: i32 = 2;
+const KCMP_SYSVSEM: i32 = 6;
 
 impl Sentry {
     /// `getpid(2)`, as on Linux.
@@ -64,7 +74,10 @@ impl Sentry {
         if info.id != own.id && info.program != own.program {
             return Err(Errno::ACCESS.into());
         }
-        let known = group == id || !self.state.processes.group(group).is_empty();
+        let processes = &self.state.processes;
+        let session = |id: &u32| processes.info(*id).map(|info| info.session);
+        let known =
+            group == id || processes.group(group).first().and_then(session) == Some(own.session);
         if info.session != own.session || info.session == info.id || !known {
             return Err(Errno::PERM.into());
         }
@@ -74,14 +87,62 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `setsid(2)`: `EPERM` for the leader of a group only.
+    /// `setsid(2)`: `EPERM` if a group has the number of the process.
     pub(in crate::sentry) fn sys_setsid(&mut self) -> SyscallResult {
         let id = self.state.processes.current_id();
-        if self.state.current().info.group == id {
+        if !self.state.processes.group(id).is_empty() {
             return Err(Errno::PERM.into());
         }
         let own = &mut self.change().current_mut().info;
         (own.group, own.session) = (id, id);
         Ok(SyscallControl::Value(id.into()))
+    }
+
+    /// `kcmp(2)`: compares open files, memory, and what threads of a process share. Other kinds are
+    /// `EINVAL`, and of another user `EPERM`.
+    pub(in crate::sentry) fn sys_kcmp(
+        &mut self,
+        first: u64,
+        second: u64,
+        kind: u64,
+        index: u64,
+        other_index: u64,
+    ) -> SyscallResult {
+        let ids = [first, second].map(|id| self.state.home_of_thread(id as u32));
+        let [first, second] = [ids[0].ok_or(Errno::SRCH)?, ids[1].ok_or(Errno::SRCH)?];
+        if [first, second].iter().any(|id| !self.state.may_inspect(*id, FOR_FILES)) {
+            return Err(Errno::PERM.into());
+        }
+        let open = |id: u32, number: u64| {
+            let mut all = self.state.descriptors_of(id);
+            let found = all.find(|(known, ..)| u64::from(*known) == number);
+            found.map(|(_, description, _)| description).ok_or(Errno::BADF)
+        };
+        let memory = |id: u32| self.state.processes.info(id).map(|info| u64::from(info.memory));
+        let pair = match kind as i32 {
+            KCMP_FILE => [open(first, index)?, open(second, other_index)?],
+            KCMP_VM => [memory(first), memory(second)].map(Option::unwrap_or_default),
+            KCMP_FILES..=KCMP_SYSVSEM => [first, second].map(u64::from),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let order = match pair[0].cmp(&pair[1]) {
+            Ordering::Equal => 0,
+            Ordering::Less => 1,
+            Ordering::Greater => 2,
+        };
+        Ok(SyscallControl::Value(order))
+    }
+}
+
+impl Kernel {
+    /// The living process that a number means, which may be that of a thread.
+    fn home_of_thread(&self, id: u32) -> Option<u32> {
+        if self.processes.lives(id) {
+            return Some(id);
+        }
+        let has = |home: &u32| {
+            self.processes.get(*home).is_some_and(|home| home.threads.get(id).is_some())
+        };
+        self.processes.infos().map(|info| info.id).find(has)
     }
 }

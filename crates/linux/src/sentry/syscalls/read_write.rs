@@ -26,7 +26,7 @@ pub(in crate::sentry) const MAX_COUNT: u64 = 0x7fff_f000;
 /// Steps of work that a part counts as, which are those between two checks of the limits.
 const PART_STEPS: usize = 1 << 10;
 /// Pieces that a vector may have, as in Linux.
-const PIECES: u64 = 1024;
+pub(in crate::sentry) const PIECES: u64 = 1024;
 /// Bytes of messages that are kept.
 const MESSAGES: usize = 64 << 10;
 

@@ -7,8 +7,10 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::mm::layout::PAGE;
-use crate::sentry::mm::user_memory::copy_out;
+use crate::sentry::mm::user_memory::{copy_out, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Bytes that are written at a time.
@@ -143,6 +145,33 @@ impl Sentry {
             let part = vec![1; (pages - at).min(CHUNK_SIZE) as usize];
             copy_out(process, to.wrapping_add(at), &part)?;
         }
+        Ok(ZERO)
+    }
+
+    /// `cachestat(2)`: all pages of a file are resident, and none is written back.
+    pub(in crate::sentry) fn sys_cachestat(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        range: u64,
+        to: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        if description.is_path() {
+            return Err(Errno::BADF.into());
+        }
+        let (start, len) = (word_in(process, range)?, word_in(process, range.wrapping_add(8))?);
+        let FileObject::File(open) = &description.open else {
+            return Err(Errno::OPNOTSUPP.into());
+        };
+        if flags as u32 != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let pages = self.state.tree.stat(open.node)?.size.div_ceil(PAGE);
+        let end = if len == 0 { u64::MAX } else { start.saturating_add(len) };
+        let cached = end.div_ceil(PAGE).min(pages).saturating_sub(start / PAGE);
+        copy_out(process, to, &StructBuilder::default().word(cached).zeros(32).0)?;
         Ok(ZERO)
     }
 

@@ -67,6 +67,8 @@ impl Sentry {
     fn named_processes(&self, which: i32, who: u64) -> Result<Vec<u32>, Errno> {
         let (own, who) = (&self.state.current().info, who as u32);
         let found = match which {
+            // A negative number is an unknown one here.
+            PROCESS if (who as i32) < 0 => Vec::new(),
             PROCESS => vec![self.scheduled(who.into())?],
             GROUP => self.state.processes.group(if who == 0 { own.group } else { who }),
             OF_USER => {
@@ -127,8 +129,11 @@ impl Sentry {
         policy: u64,
         parameters: u64,
     ) -> SyscallResult {
-        let target = self.schedulable(id)?;
+        if parameters == 0 || (id as i32) < 0 {
+            return Err(Errno::INVAL.into());
+        }
         let priority = int_in(process, parameters)?;
+        let target = self.schedulable(id)?;
         // Whether children have it, too, which they do here.
         let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
         check_policy(policy, priority)?;
@@ -210,7 +215,7 @@ impl Sentry {
         len: u64,
         flags: u64,
     ) -> SyscallResult {
-        if flags as u32 != 0 || (len as usize) < *ATTRIBUTES.start() || len > 4096 {
+        if to == 0 || flags as u32 != 0 || (len as usize) < *ATTRIBUTES.start() || len > 4096 {
             return Err(Errno::INVAL.into());
         }
         let traits = self.traits_of(self.scheduled(id)?)?;

@@ -95,6 +95,11 @@ impl Sentry {
         home.ok_or(Errno::SRCH)
     }
 
+    /// The process that a number names, which may be that of a thread.
+    fn process_named(&self, id: u32) -> u32 {
+        if self.state.processes.exists(id) { id } else { self.home_of(None, id).unwrap_or(id) }
+    }
+
     /// With information of the sender: to a process, or to one of its threads.
     pub(in crate::sentry) fn queue_signal(
         &mut self,
@@ -103,7 +108,7 @@ impl Sentry {
         number: u64,
         info: u64,
     ) -> SyscallResult {
-        let id = to.0 as u32;
+        let id = self.process_named(to.0 as u32);
         let given = copy_in(process, info, 32)?;
         let code = i32::from_le_bytes([given[8], given[9], given[10], given[11]]);
         if let Some(thread) = to.1 {

@@ -145,8 +145,10 @@ impl Kernel {
 
 impl Sentry {
     pub(in crate::sentry) fn socket_of(&self, descriptor: u64) -> Result<&Socket, Errno> {
-        match &self.state.table.get(descriptor)?.open {
+        let description = self.state.table.get(descriptor)?;
+        match &description.open {
             FileObject::Socket(socket) => Ok(socket),
+            _ if description.is_path() => Err(Errno::BADF),
             _ => Err(Errno::NOTSOCK),
         }
     }
@@ -223,18 +225,30 @@ impl Sentry {
         process: &mut Process,
         family: u64,
         kind: u64,
+        protocol: u64,
         to: u64,
     ) -> SyscallResult {
         let datagrams = [libc::SOCK_DGRAM, libc::SOCK_RAW].contains(&(kind as i32 & !SOCKET_FLAGS));
         let packets = kind as i32 & !SOCKET_FLAGS == libc::SOCK_SEQPACKET;
         let known = datagrams || packets || kind as i32 & !SOCKET_FLAGS == libc::SOCK_STREAM;
         match family as i32 {
+            libc::AF_UNIX if known && protocol > 1 => return Err(Errno::PROTONOSUPPORT.into()),
             libc::AF_UNIX if known => {}
             libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => {
                 let any = (1..=10).contains(&(kind as i32 & !SOCKET_FLAGS));
                 let internet = family as i32 != libc::AF_UNIX && (datagrams || known);
+                let fits = match kind as i32 & !SOCKET_FLAGS {
+                    libc::SOCK_STREAM => [0, libc::IPPROTO_TCP],
+                    libc::SOCK_DGRAM => [0, libc::IPPROTO_UDP],
+                    // No protocol has packets, and a raw one must be named.
+                    _ => [-1, -1],
+                };
                 return Err(match internet {
-                    true => Errno::OPNOTSUPP,
+                    true if fits.contains(&(protocol as i32)) => Errno::OPNOTSUPP,
+                    true if kind as i32 & !SOCKET_FLAGS == libc::SOCK_RAW && protocol != 0 => {
+                        Errno::PERM
+                    }
+                    true => Errno::PROTONOSUPPORT,
                     false if any || kind as i32 & !SOCKET_FLAGS == 0 => Errno::SOCKTNOSUPPORT,
                     false => Errno::INVAL,
                 }

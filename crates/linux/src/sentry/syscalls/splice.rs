@@ -2,6 +2,7 @@
 //!
 //! They are copied: what the pages of a pipe hold does not change when their origin does.
 
+use afresh_files::Kind;
 use rustix::io::Errno;
 
 use crate::platform::Process;
@@ -66,6 +67,11 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let (source, sink) = (self.pipe_end(fd_in, false)?, self.pipe_end(fd_out, true)?);
+        if let FileObject::File(open) = &self.state.table.get(fd_in)?.open
+            && self.state.tree.stat(open.node)?.kind == Kind::Directory
+        {
+            return Err(Errno::INVAL.into());
+        }
         let nonblock = flags & NONBLOCK != 0;
         let from_offset = self.spliced_offset(process, source.is_some(), off_in)?;
         let to_offset = self.spliced_offset(process, sink.is_some(), off_out)?;

@@ -16,6 +16,9 @@ use crate::sentry::result::{SyscallResult, ZERO};
 use crate::sentry::syscalls::AT_FDCWD;
 use crate::sentry::tty::terminals::TerminalEnd;
 
+/// Flags of `newfstatat` and `statx`.
+const KNOWN: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
+
 impl Sentry {
     /// `stat(2)`: as `newfstatat` from the current directory.
     pub(in crate::sentry) fn sys_stat(
@@ -100,6 +103,9 @@ impl Sentry {
         to: u64,
         flags: u64,
     ) -> SyscallResult {
+        if flags as i32 & !(KNOWN | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC) != 0 {
+            return Err(Errno::INVAL.into());
+        }
         let attributes = self.attributes_at(process, at, path, flags)?;
         copy_out(process, to, &abi::stat(&attributes, self.state.seen_owner(attributes.owner)))?;
         Ok(ZERO)
@@ -149,8 +155,7 @@ impl Sentry {
         to: u64,
     ) -> SyscallResult {
         const SYNC: u64 = (libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC) as u64;
-        let known = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
-        let unknown = flags as u32 as u64 & !(known as u64 | SYNC) != 0;
+        let unknown = flags as u32 as u64 & !(KNOWN as u64 | SYNC) != 0;
         if unknown || flags & SYNC == SYNC || mask as u32 & 1 << 31 != 0 {
             return Err(Errno::INVAL.into());
         }

@@ -6,6 +6,9 @@ use crate::sentry::Sentry;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::result::{SyscallResult, ZERO};
 
+/// Flags of `sync_file_range`.
+const SYNC_FLAGS: u32 = 7;
+
 impl Sentry {
     /// `fsync(2)`: returns at once, because there is no storage behind a file.
     pub(in crate::sentry) fn sys_fsync(&mut self, descriptor: u64) -> SyscallResult {
@@ -26,10 +29,22 @@ impl Sentry {
         fd: u64,
         offset: u64,
         len: u64,
+        flags: u64,
     ) -> SyscallResult {
+        let description = self.state.table.get(fd)?;
+        if description.is_path() {
+            return Err(Errno::BADF.into());
+        }
+        if flags as u32 & !SYNC_FLAGS != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let is_file = matches!(description.open, FileObject::File(_));
         let end = offset.checked_add(len).filter(|_| offset <= i64::MAX as u64);
         if end.is_none_or(|end| end > i64::MAX as u64) {
             return Err(Errno::INVAL.into());
+        }
+        if !is_file {
+            return Err(Errno::SPIPE.into());
         }
         self.sys_fsync(fd)
     }

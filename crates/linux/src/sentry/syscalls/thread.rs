@@ -1,11 +1,12 @@
 //! System calls that create, end and suspend threads, and futexes.
 
+use afresh_files::Node;
 use rustix::io::Errno;
 
 use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
 use crate::sentry::kernel::streams::End;
-use crate::sentry::kernel::threads::{FutexKey, NO_STACK, Thread, Wait, WaitReason};
+use crate::sentry::kernel::threads::{FutexKey, NO_STACK, Thread, Threads, Wait, WaitReason};
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
@@ -183,9 +184,31 @@ impl Sentry {
         count - left as u32
     }
 
+    /// Moves up to `most` waiters of other processes to another word, if both words are in shared
+    /// memory. Returns their number.
+    fn requeue_others(
+        &mut self,
+        from: FutexKey,
+        to: (u64, Option<(Node, u64)>),
+        most: usize,
+    ) -> usize {
+        let shared = from.place.is_some() && to.1.is_some();
+        if !shared || most == 0 || self.state.processes.is_single() {
+            return 0;
+        }
+        let mut moved = 0;
+        for threads in self.change().processes.other_threads_mut() {
+            let waiting = threads.waiting(from, u32::MAX);
+            let part = &waiting[..waiting.len().min(most - moved)];
+            requeue(threads, part, to);
+            moved += part.len();
+        }
+        moved
+    }
+
     /// `futex(2)`: requeues between an ordinary futex and one with priority inheritance are
-    /// `ENOSYS`, and owners inherit no priority. A requeue moves threads of the calling process
-    /// only.
+    /// `ENOSYS`, and owners inherit no priority. A requeue between words of which one is private
+    /// moves threads of the calling process only.
     pub(in crate::sentry) fn sys_futex(
         &mut self,
         process: &mut Process,
@@ -241,17 +264,11 @@ impl Sentry {
                 let to = self.futex_at(uaddr2, futex_op).place;
                 let woken = self.wake(from, val as u32, u32::MAX);
                 let waiting = self.state.current().threads.waiting_here(from, u32::MAX);
-                let moved = waiting.len().min(timeout as u32 as usize);
-                let threads = &mut self.change().current_mut().threads;
-                for id in &waiting[..moved] {
-                    let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
-                    if let Some(Wait { reason: WaitReason::Futex { address, place, .. }, .. }) =
-                        wait
-                    {
-                        (*address, *place) = (uaddr2, to);
-                    }
-                }
-                Ok(SyscallControl::Value(woken + moved as u64))
+                let most = timeout as u32 as usize;
+                let moved = waiting.len().min(most);
+                requeue(&mut self.change().current_mut().threads, &waiting[..moved], (uaddr2, to));
+                let others = self.requeue_others(from, (uaddr2, to), most - moved);
+                Ok(SyscallControl::Value(woken + (moved + others) as u64))
             }
             WAKE_OP => {
                 let holds = operate(process, uaddr2, val3 as u32)?;
@@ -340,6 +357,16 @@ impl Sentry {
             return Err(Errno::AGAIN.into());
         }
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Signals(set), until)))
+    }
+}
+
+/// Has threads wait at another word.
+fn requeue(threads: &mut Threads, waiting: &[u32], to: (u64, Option<(Node, u64)>)) {
+    for id in waiting {
+        let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
+        if let Some(Wait { reason: WaitReason::Futex { address, place, .. }, .. }) = wait {
+            (*address, *place) = to;
+        }
     }
 }
 

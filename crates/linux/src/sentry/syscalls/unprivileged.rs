@@ -8,11 +8,17 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::clock::micro_in;
 
 /// Bytes of `struct timex`, and the state of a clock that nothing adjusts.
 const TIMEX_LEN: usize = 208;
 const UNSYNCHRONISED: u64 = 0x40;
 const CLOCK_ERROR: u64 = 5;
+/// Modes of `adjtimex`: the offset, a request of `adjtime`, and one that changes nothing
+/// (`ADJ_OFFSET_SS_READ`).
+const ADJ_OFFSET: u32 = 1;
+const ADJTIME: u32 = 0x8000;
+const ADJTIME_READ: u32 = 0xa001;
 /// Policies of memory, and flags in their number.
 const POLICIES: u64 = 6;
 const POLICY_FLAGS: u64 = 0xe000;
@@ -33,7 +39,6 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
             | libc::SYS_pivot_root
             | libc::SYS_sethostname
             | libc::SYS_setdomainname
-            | libc::SYS_settimeofday
             | libc::SYS_clock_settime
             | libc::SYS_syslog
             | libc::SYS_acct
@@ -47,6 +52,22 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
 }
 
 impl Sentry {
+    /// `settimeofday(2)`: `EPERM`, after its arguments were checked.
+    pub(in crate::sentry) fn sys_settimeofday(
+        &mut self,
+        process: &Process,
+        time: u64,
+        zone: u64,
+    ) -> SyscallResult {
+        if time != 0 {
+            micro_in(process, time)?;
+        }
+        if zone != 0 {
+            word_in(process, zone)?;
+        }
+        Err(Errno::PERM.into())
+    }
+
     /// `adjtimex(2)`: returns the state of a clock that cannot be adjusted. Adjustments are
     /// `EPERM`.
     pub(in crate::sentry) fn sys_adjtimex(
@@ -54,8 +75,13 @@ impl Sentry {
         process: &mut Process,
         at: u64,
     ) -> SyscallResult {
-        if word_in(process, at)? as u32 != 0 {
-            return Err(Errno::PERM.into());
+        match word_in(process, at)? as u32 {
+            0 | ADJTIME_READ => {}
+            // `adjtime` changes the offset only.
+            mode if mode & ADJTIME != 0 && mode & ADJ_OFFSET == 0 => {
+                return Err(Errno::INVAL.into());
+            }
+            _ => return Err(Errno::PERM.into()),
         }
         // After the mode: offset, frequency, both errors, status.
         let reply = [0, 0, 0, 16_000_000, 16_000_000, UNSYNCHRONISED, 2, 1, 32_768_000];

@@ -62,6 +62,17 @@ fn encode(termios: &Termios, two: bool) -> Vec<u8> {
     bytes
 }
 
+/// `struct termio`: the lower halves of the flags, and the first eight characters.
+fn encode_short(termios: &Termios) -> Vec<u8> {
+    let flags = [termios.input, termios.output, termios.control, termios.local];
+    let halves = flags.into_iter().map(|flags| flags as u16);
+    let mut bytes = halves.fold(StructBuilder::default(), StructBuilder::half).0;
+    bytes.push(termios.line);
+    bytes.extend(&termios.chars[..8]);
+    bytes.push(0);
+    bytes
+}
+
 fn decode(bytes: &[u8], old: &Termios) -> Termios {
     let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
     let mut chars = [0; 19];
@@ -401,6 +412,7 @@ impl Sentry {
         let reply = match request {
             ioctl::TCGETS => encode(&terminal.termios, false),
             TCGETS2 => encode(&terminal.termios, true),
+            ioctl::TCGETA => encode_short(&terminal.termios),
             ioctl::TIOCGWINSZ => {
                 let [rows, columns, x, y] = terminal.window;
                 StructBuilder::default().half(rows).half(columns).half(x).half(y).0

@@ -6,6 +6,8 @@ use libc::c_long;
 
 /// Missing in `libc`.
 pub(crate) const SYS_fchmodat2: c_long = 452;
+pub(crate) const SYS_io_pgetevents: c_long = 292;
+pub(crate) const SYS_cachestat: c_long = 451;
 
 const NONE: c_long = 1 << 32;
 
@@ -47,3 +49,4 @@ pub(crate) const SYS_unlink: c_long = NONE + 34;
 pub(crate) const SYS_utime: c_long = NONE + 35;
 pub(crate) const SYS_utimes: c_long = NONE + 36;
 pub(crate) const SYS_vfork: c_long = NONE + 37;
+pub(crate) const SYS_sysfs: c_long = NONE + 38;

@@ -5,6 +5,12 @@ pub(crate) use libc::{
     SYS_epoll_create, SYS_epoll_wait, SYS_eventfd, SYS_fchmodat2, SYS_fork, SYS_futimesat,
     SYS_getdents, SYS_getpgrp, SYS_inotify_init, SYS_ioperm, SYS_iopl, SYS_lchown, SYS_link,
     SYS_lstat, SYS_mkdir, SYS_mknod, SYS_open, SYS_pause, SYS_pipe, SYS_poll, SYS_readlink,
-    SYS_rename, SYS_rmdir, SYS_select, SYS_signalfd, SYS_stat, SYS_symlink, SYS_time, SYS_unlink,
-    SYS_utime, SYS_utimes, SYS_vfork,
+    SYS_rename, SYS_rmdir, SYS_select, SYS_signalfd, SYS_stat, SYS_symlink, SYS_sysfs, SYS_time,
+    SYS_unlink, SYS_utime, SYS_utimes, SYS_vfork,
 };
+
+/// Missing in `libc`.
+#[allow(non_upper_case_globals, reason = "a name as in `libc`")]
+pub(crate) const SYS_io_pgetevents: libc::c_long = 333;
+#[allow(non_upper_case_globals, reason = "a name as in `libc`")]
+pub(crate) const SYS_cachestat: libc::c_long = 451;

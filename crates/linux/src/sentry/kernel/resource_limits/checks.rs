@@ -15,7 +15,8 @@ impl Kernel {
             return Some(set);
         }
         let limit = match resource {
-            resource_numbers::RLIMIT_STACK => crate::sentry::STACK_LEN,
+            // It may be raised. A stack has the length of the soft one in any case.
+            resource_numbers::RLIMIT_STACK => return Some((crate::sentry::STACK_LEN, u64::MAX)),
             resource_numbers::RLIMIT_NOFILE => return Some((FILES, DESCRIPTORS.into())),
             resource_numbers::RLIMIT_NPROC => TASKS,
             resource_numbers::RLIMIT_CORE => 0,
