@@ -2,7 +2,7 @@
 //!
 //! Every case counts that passes on this kernel as an unprivileged user, whether a guest has its
 //! call or not. `docs/linux-calls.md` has the counts, and a reason for each case that does not pass
-//! as a guest; `ltp_reasons.txt` beside this file has the reasons.
+//! as a guest. The reasons are in `ltp_reasons.txt`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

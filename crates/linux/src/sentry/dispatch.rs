@@ -106,6 +106,9 @@ impl Sentry {
             calls::SYS_lstat => self.sys_lstat(process, a[0], a[1]),
             libc::SYS_fstat => self.sys_fstat(process, a[0], a[1]),
             libc::SYS_newfstatat => self.sys_newfstatat(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_name_to_handle_at => {
+                self.sys_name_to_handle_at(process, a[0], a[1], a[2], a[3], a[4])
+            }
             libc::SYS_statx => self.sys_statx(process, a[0], a[1], a[2], a[3], a[4]),
             calls::SYS_access => self.sys_access(process, a[0], a[1]),
             libc::SYS_faccessat => self.sys_faccessat(process, a[0], a[1], a[2]),
@@ -290,6 +293,7 @@ impl Sentry {
             libc::SYS_unshare => self.sys_unshare(a[0]),
             libc::SYS_setns => self.sys_setns(a[0], a[1]),
 
+            libc::SYS_clock_settime => self.sys_clock_settime(process, a[0], a[1]),
             libc::SYS_settimeofday => self.sys_settimeofday(process, a[0], a[1]),
             libc::SYS_adjtimex => self.sys_adjtimex(process, a[0]),
             libc::SYS_clock_adjtime => self.sys_clock_adjtime(process, a[0], a[1]),

@@ -46,7 +46,7 @@ int main(void) {
     struct timespec none = {0}, soon = {0, 20000000};
     memset(text, 'x', sizeof text), unlink(path);
     say("no context", syscall(SYS_io_setup, 0, &context)), context = 1, say("a used one", syscall(SYS_io_setup, 4, &context)), context = 0;
-    say("nowhere", syscall(SYS_io_setup, 4, (void *)8)), say("context", syscall(SYS_io_setup, 4, &context)), printf("%d\n", context != 0 && context % 4096 == 0);
+    say("far too many", syscall(SYS_io_setup, -1, &context)), say("nowhere", syscall(SYS_io_setup, 4, (void *)8)), say("context", syscall(SYS_io_setup, 4, &context)), printf("%d\n", context != 0 && context % 4096 == 0);
     struct iocb write = {.aio_data = 11, .aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = file, .aio_buf = (uintptr_t)text, .aio_nbytes = sizeof text};
     struct iocb read = {.aio_data = 12, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_fildes = reader, .aio_buf = (uintptr_t)back, .aio_nbytes = sizeof back, .aio_offset = 4096, .aio_flags = IOCB_FLAG_RESFD, .aio_resfd = event};
     say("write", submit(&write)), results("written", 1, 8, 0);

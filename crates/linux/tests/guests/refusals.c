@@ -127,6 +127,15 @@ static void files(void) {
     say("kcmp of a copy", syscall(SYS_kcmp, own, own, 0, file, copy)), say("of others", syscall(SYS_kcmp, own, own, 0, file, again) > 0), say("of none", syscall(SYS_kcmp, own, own, 0, file, 99));
     say("kcmp of memory", syscall(SYS_kcmp, own, own, 1, 0, 0)), say("of a kind", syscall(SYS_kcmp, own, own, 99, 0, 0)), say("of no process", syscall(SYS_kcmp, own, 999999999, 1, 0, 0));
     say("sysfs", syscall(SYS_sysfs, 9, 0, 0)), say("no file system", syscall(SYS_sysfs, 1, "none")), say("proc", syscall(SYS_sysfs, 1, "proc") >= 0), say("a name nowhere", syscall(SYS_sysfs, 2, 0, 8)), say("beyond the last", syscall(SYS_sysfs, 2, 1000, bytes)), say("file systems", syscall(SYS_sysfs, 3) > 0);
+    struct {
+        struct file_handle head;
+        char bytes[128];
+    } handle = {.head.handle_bytes = 4}, second = {.head.handle_bytes = 128};
+    int mount = -1;
+    say("handle without room", name_to_handle_at(AT_FDCWD, "/tmp", &handle.head, &mount, 0)), say("of nothing", name_to_handle_at(AT_FDCWD, "/none", &handle.head, &mount, 0)), say("with a flag", name_to_handle_at(AT_FDCWD, "/tmp", &handle.head, &mount, 0x8000));
+    handle.head.handle_bytes = 128, say("handle", name_to_handle_at(AT_FDCWD, "/tmp", &handle.head, &mount, 0)), say("of a descriptor", name_to_handle_at(folder, "", &second.head, &mount, AT_EMPTY_PATH));
+    printf("same %d\n", memcmp(handle.head.f_handle, second.head.f_handle, 8)), handle.head.handle_bytes = 129, say("much room", name_to_handle_at(AT_FDCWD, "/tmp", &handle.head, &mount, 0));
+    say("open a handle", open_by_handle_at(folder, &second.head, O_RDONLY));
     struct itimerspec time = {0};
     int timer = timerfd_create(CLOCK_MONOTONIC, 0);
     say("timerfd with a flag", timerfd_settime(timer, 4, &time, 0)), say("timerfd", timerfd_settime(timer, 3, &time, 0));
@@ -235,6 +244,10 @@ static void settings(void) {
     say("huge pages with more", prctl(PR_SET_THP_DISABLE, 0, 1, 1, 1)), say("huge pages", prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)), say("huge pages to nowhere", prctl(PR_GET_THP_DISABLE, 1, 1, 0, 0));
     struct timeval time = {0, 2000000};
     say("settimeofday", syscall(SYS_settimeofday, &time, 0)), time.tv_usec = 0, say("settimeofday of 1970", syscall(SYS_settimeofday, &time, 0)), say("from nowhere", syscall(SYS_settimeofday, 8, 0));
+    struct timespec moment = {-1, 0};
+    say("clock_settime", syscall(SYS_clock_settime, CLOCK_REALTIME, &moment)), moment.tv_sec = 100, say("to 1970", syscall(SYS_clock_settime, CLOCK_REALTIME, &moment)), say("from nowhere", syscall(SYS_clock_settime, CLOCK_REALTIME, 8)), say("of another clock", syscall(SYS_clock_settime, CLOCK_MONOTONIC, &moment));
+    int word = 0;
+    say("requeue below none", syscall(SYS_futex, &word, FUTEX_CMP_REQUEUE, -1, 1L, &word, 0)), say("move below none", syscall(SYS_futex, &word, FUTEX_CMP_REQUEUE, 1, -1L, &word, 0));
     unsigned slack = 0;
     prctl(PR_SET_TIMERSLACK, 70000, 0, 0, 0);
     FILE *file = fopen("/proc/self/timerslack_ns", "r");

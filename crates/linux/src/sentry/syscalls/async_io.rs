@@ -22,6 +22,8 @@ use crate::sentry::syscalls::read_write::MAX_TRANSFER;
 
 /// Operations that may be in a context (`aio-max-nr`).
 const MAX_EVENTS: u64 = 1 << 16;
+/// Operations beyond which a request is invalid.
+const MAX_COUNT: u64 = 0x1000_0000 / EVENT_LEN;
 /// Operations that one call performs, and the bytes after which it performs no more. A call returns
 /// the number of the performed ones.
 const MAX_SUBMITTED: u64 = 64;
@@ -120,7 +122,7 @@ impl Sentry {
         to: u64,
     ) -> SyscallResult {
         let count = u64::from(count as u32);
-        if word_in(process, to)? != 0 || count == 0 {
+        if word_in(process, to)? != 0 || count == 0 || count > MAX_COUNT {
             return Err(Errno::INVAL.into());
         }
         if count > MAX_EVENTS {

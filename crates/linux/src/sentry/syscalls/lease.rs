@@ -109,8 +109,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// Breaks the leases that an open or a truncation of a file conflicts with: the call has to
-    /// wait with what is returned.
+    /// Breaks the leases that an open or a truncation of a file conflicts with. Returns the wait of
+    /// the call, if it has to wait.
     pub(in crate::sentry) fn break_leases(
         &mut self,
         node: Node,

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
-use crate::sentry::abi::{self, FileStatus};
+use crate::sentry::abi::{self, FileStatus, StructBuilder};
 use crate::sentry::attribute_prefetch::FileLookup;
 use crate::sentry::fs::permissions::FilePermissions;
 use crate::sentry::fs::proc_files::ResolvedPath;
@@ -15,6 +15,19 @@ use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in};
 use crate::sentry::result::{SyscallResult, ZERO};
 use crate::sentry::syscalls::AT_FDCWD;
 use crate::sentry::tty::terminals::TerminalEnd;
+
+/// Flags of `name_to_handle_at`, the bytes of a handle, and the most that a caller may have room
+/// for.
+const AT_HANDLE_MNT_ID_UNIQUE: i32 = 1;
+const AT_HANDLE_CONNECTABLE: i32 = 2;
+const AT_HANDLE_FID: i32 = 0x200;
+const HANDLE_FLAGS: i32 = libc::AT_SYMLINK_FOLLOW
+    | libc::AT_EMPTY_PATH
+    | AT_HANDLE_MNT_ID_UNIQUE
+    | AT_HANDLE_CONNECTABLE
+    | AT_HANDLE_FID;
+const HANDLE_LEN: u32 = 12;
+const MAX_HANDLE: u32 = 128;
 
 /// Flags of `newfstatat` and `statx`.
 const KNOWN: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
@@ -108,6 +121,40 @@ impl Sentry {
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
         copy_out(process, to, &abi::stat(&attributes, self.state.seen_owner(attributes.owner)))?;
+        Ok(ZERO)
+    }
+
+    /// `name_to_handle_at(2)`: a handle is the inode number, and no call opens it.
+    pub(in crate::sentry) fn sys_name_to_handle_at(
+        &mut self,
+        process: &mut Process,
+        at: u64,
+        path: u64,
+        handle: u64,
+        mount: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let flags = flags as i32;
+        let has = |flag: i32| flags & flag != 0;
+        if has(!HANDLE_FLAGS) || has(AT_HANDLE_FID) && has(AT_HANDLE_CONNECTABLE) {
+            return Err(Errno::INVAL.into());
+        }
+        let follow = if has(libc::AT_SYMLINK_FOLLOW) { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+        let found = follow | flags & libc::AT_EMPTY_PATH;
+        let attributes = self.attributes_at(process, at, path, found as u64)?;
+        let room = copy_in(process, handle, 4)?;
+        let room = u32::from_le_bytes([room[0], room[1], room[2], room[3]]);
+        if room > MAX_HANDLE {
+            return Err(Errno::INVAL.into());
+        }
+        let id_len = if has(AT_HANDLE_MNT_ID_UNIQUE) { 8 } else { 4 };
+        copy_out(process, mount, &1u64.to_le_bytes()[..id_len])?;
+        let head = StructBuilder::default().int(HANDLE_LEN).int(1);
+        if room < HANDLE_LEN {
+            copy_out(process, handle, &head.0)?;
+            return Err(Errno::OVERFLOW.into());
+        }
+        copy_out(process, handle, &head.word(attributes.inode).int(0).0)?;
         Ok(ZERO)
     }
 

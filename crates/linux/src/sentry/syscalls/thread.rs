@@ -207,8 +207,8 @@ impl Sentry {
     }
 
     /// `futex(2)`: requeues between an ordinary futex and one with priority inheritance are
-    /// `ENOSYS`, and owners inherit no priority. A requeue between words of which one is private
-    /// moves threads of the calling process only.
+    /// `ENOSYS`, and owners inherit no priority. A requeue with a private word moves threads of
+    /// the calling process only.
     pub(in crate::sentry) fn sys_futex(
         &mut self,
         process: &mut Process,
@@ -255,6 +255,9 @@ impl Sentry {
             WAKE_BITSET => {
                 let futex = self.futex_at(uaddr, futex_op);
                 Ok(SyscallControl::Value(self.wake(futex, wakes(val), val3 as u32)))
+            }
+            REQUEUE | CMP_REQUEUE if (val as i32) < 0 || (timeout as i32) < 0 => {
+                Err(Errno::INVAL.into())
             }
             kind @ (REQUEUE | CMP_REQUEUE) => {
                 if kind == CMP_REQUEUE && int_in(process, uaddr)? != val3 as u32 {

@@ -8,7 +8,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
-use crate::sentry::syscalls::clock::micro_in;
+use crate::sentry::syscalls::clock::{length_in, micro_in};
 
 /// Bytes of `struct timex`, and the state of a clock that nothing adjusts.
 const TIMEX_LEN: usize = 208;
@@ -39,19 +39,34 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
             | libc::SYS_pivot_root
             | libc::SYS_sethostname
             | libc::SYS_setdomainname
-            | libc::SYS_clock_settime
             | libc::SYS_syslog
             | libc::SYS_acct
             | libc::SYS_swapon
             | libc::SYS_swapoff
             | libc::SYS_reboot
             | libc::SYS_vhangup
+            | libc::SYS_open_by_handle_at
             | calls::SYS_iopl
             | calls::SYS_ioperm
     )
 }
 
 impl Sentry {
+    /// `clock_settime(2)`: `EPERM`, after its arguments were checked. Clocks other than
+    /// `CLOCK_REALTIME` are `EINVAL`.
+    pub(in crate::sentry) fn sys_clock_settime(
+        &mut self,
+        process: &Process,
+        clock: u64,
+        time: u64,
+    ) -> SyscallResult {
+        if clock as i32 != libc::CLOCK_REALTIME {
+            return Err(Errno::INVAL.into());
+        }
+        length_in(process, time)?;
+        Err(Errno::PERM.into())
+    }
+
     /// `settimeofday(2)`: `EPERM`, after its arguments were checked.
     pub(in crate::sentry) fn sys_settimeofday(
         &mut self,
