@@ -294,8 +294,8 @@ fn table(rows: &[Row], reasons: &Reasons<'_>) -> String {
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let passed = count(Verdict::Passed);
     let mut text = format!(
-        "Of {} cases that pass on the kernel itself {passed} pass as guests ({:.1} %), {} fail, {} check nothing there, {} do not \
-         end in time, and {} end the guest by an engine error.\n\n",
+        "Of {} cases that pass on the kernel itself {passed} pass as guests ({:.1} %). {} fail, {} check\n\
+         nothing there, {} do not end in time, and {} end the guest by an engine error.\n\n",
         rows.len(),
         100.0 * passed as f64 / rows.len().max(1) as f64,
         count(Verdict::Failed),

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <linux/futex.h>
 #include <linux/openat2.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sys/inotify.h>
@@ -114,7 +115,7 @@ static void files(void) {
     int folder = open("/tmp", O_RDONLY), file = open(".", O_TMPFILE | O_RDWR, 0600), copy = dup(file), again = open("/proc/self/exe", O_RDONLY), pipes[2];
     pipe(pipes), ftruncate(file, 10000);
     say("readahead of a directory", readahead(folder, 0, 4096)), say("readahead", readahead(file, 0, 4096));
-    say("splice from a directory", splice(folder, 0, pipes[1], 0, 16, 0));
+    say("splice from a directory", splice(folder, 0, pipes[1], 0, 16, 0)), say("splice to a timer", splice(pipes[0], 0, timerfd_create(CLOCK_MONOTONIC, 0), 0, 16, 0));
     say("sync_file_range of a pipe", sync_file_range(pipes[0], 0, 1, 4)), say("with a flag", sync_file_range(file, 0, 1, 8)), say("sync_file_range", sync_file_range(file, 0, 1, 7));
     struct open_how how = {.flags = O_RDONLY, .resolve = RESOLVE_NO_MAGICLINKS};
     say("openat2 through a magic link", syscall(SYS_openat2, AT_FDCWD, "/proc/self/exe", &how, sizeof how)), say("openat2 of a file", syscall(SYS_openat2, AT_FDCWD, "/proc/self/stat", &how, sizeof how) < 0 ? -1 : 0);
@@ -152,6 +153,7 @@ static void sockets(void) {
                 if (!family || n != 1) say("socketpair", socketpair(family ? AF_INET : AF_UNIX, kinds[kind], protocols[n], pair));
     int stream = socket(AF_INET, SOCK_STREAM, 0), datagrams = socket(AF_INET, SOCK_DGRAM, 0), mark = 7;
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    say("flags nowhere", ioctl(stream, SIOCSIFFLAGS, 8));
     say("mark", ioctl(stream, SIOCATMARK, &mark)), printf("%d\n", mark), say("mark nowhere", ioctl(stream, SIOCATMARK, 8)), say("mark of datagrams", ioctl(datagrams, SIOCATMARK, &mark));
     socklen_t len = sizeof here;
     bind(datagrams, (void *)&here, len), getsockname(datagrams, (void *)&here, &len), connect(datagrams, (void *)&here, len);

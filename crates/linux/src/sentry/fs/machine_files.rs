@@ -23,7 +23,7 @@ const FILES: [(&str, &str); 70] = [
         "/proc/vmstat",
         "nr_free_pages 0\npgpgin 0\npgpgout 0\npswpin 0\npswpout 0\npgfault 0\npgmajfault 0\n",
     ),
-    ("/proc/sys/fs/aio-max-nr", "0\n"),
+    ("/proc/sys/fs/aio-max-nr", "65536\n"),
     ("/proc/sys/fs/file-nr", "0\t0\t65536\n"),
     ("/proc/sys/fs/mqueue/msg_default", "10\n"),
     ("/proc/sys/fs/mqueue/msg_max", "10\n"),

@@ -39,6 +39,7 @@ const REQUEST_NAME: usize = 16;
 const SIOCGIFNAME: u64 = 0x8910;
 const SIOCGIFCONF: u64 = 0x8912;
 const SIOCGIFFLAGS: u64 = 0x8913;
+const SIOCSIFFLAGS: u64 = 0x8914;
 const SIOCGIFADDR: u64 = 0x8915;
 const SIOCGIFBRDADDR: u64 = 0x8919;
 const SIOCGIFNETMASK: u64 = 0x891b;
@@ -239,6 +240,10 @@ impl Sentry {
                 }
                 copy_out(process, at, NAME)?;
                 return Ok(Some(ZERO));
+            }
+            SIOCSIFFLAGS => {
+                copy_in(process, at, REQUEST)?;
+                return Err(Errno::PERM.into());
             }
             SIOCGIFFLAGS => (FLAGS as u16).to_le_bytes().to_vec(),
             SIOCGIFADDR => internet([127, 0, 0, 1]),

@@ -99,10 +99,13 @@ impl Sentry {
             _ => return Err(Errno::INVAL.into()),
         };
         let lock = lease(node, owner, writes);
-        if frees && self.state.lease_of(node, owner).is_none()
-            || !frees && self.state.conflicts_with_opens(node, id, writes)
-            || !frees && self.state.locks.against(&lock).is_some()
-        {
+        let is_refused = if frees {
+            self.state.lease_of(node, owner).is_none()
+        } else {
+            self.state.conflicts_with_opens(node, id, writes)
+                || self.state.locks.against(&lock).is_some()
+        };
+        if is_refused {
             return Err(Errno::AGAIN.into());
         }
         self.change().locks.replace(&lock, !frees)?;

@@ -72,6 +72,17 @@ impl Sentry {
         {
             return Err(Errno::INVAL.into());
         }
+        // Before a wait for the source.
+        if matches!(
+            self.state.table.get(fd_out)?.open,
+            FileObject::Epoll(_)
+                | FileObject::Event { .. }
+                | FileObject::Signals(_)
+                | FileObject::Timer(_)
+                | FileObject::Process(_)
+        ) {
+            return Err(Errno::INVAL.into());
+        }
         let nonblock = flags & NONBLOCK != 0;
         let from_offset = self.spliced_offset(process, source.is_some(), off_in)?;
         let to_offset = self.spliced_offset(process, sink.is_some(), off_out)?;
