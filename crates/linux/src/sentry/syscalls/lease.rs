@@ -4,7 +4,8 @@
 //! closed, and snapshots have it.
 //!
 //! Promises: an open or a truncation that conflicts waits until the holder gives the lease up, at
-//! most [`BREAK_TIME`]. Then the lease ends, or becomes one for reading. The holder gets `SIGIO` once for each such wait.
+//! most [`BREAK_TIME`]. Then the lease ends, or becomes one for reading. The holder gets `SIGIO`
+//! once for each such wait.
 
 use std::time::Duration;
 

@@ -405,8 +405,8 @@ impl Sentry {
         Ok(outcome)
     }
 
-    /// `sendto(2)`: there are no urgent data: `MSG_OOB` sends ordinary bytes, and of datagrams it is
-    /// `EOPNOTSUPP`. One call sends at most 8 MiB.
+    /// `sendto(2)`: there are no urgent data: `MSG_OOB` sends ordinary bytes, and for datagrams it
+    /// is `EOPNOTSUPP`. One call sends at most 8 MiB.
     pub(in crate::sentry) fn sys_sendto(
         &mut self,
         process: &Process,
