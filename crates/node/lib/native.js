@@ -5,7 +5,8 @@ const path = require('node:path')
 const { existsSync } = require('node:fs')
 const { ofNative, SandboxError, StoppedError } = require('./errors.js')
 
-const SUPPORTED = 'linux-x64 with glibc'
+const SUPPORTED = 'linux-x64 and linux-arm64 with glibc'
+const PLATFORMS = ['linux-x64', 'linux-arm64']
 /** The kinds of events, as `mailbox.rs` numbers them. */
 const [DONE, FAILED, OUTPUT, TOOL] = [0, 1, 2, 3]
 const LONGEST_TIMER = 0x7fffffff
@@ -13,7 +14,7 @@ const LONGEST_TIMER = 0x7fffffff
 function load() {
   const platform = `${process.platform}-${process.arch}`
   const given = process.env.AFRESH_NATIVE
-  if (!given && platform !== 'linux-x64') {
+  if (!given && !PLATFORMS.includes(platform)) {
     throw new Error(`afresh has no native half for ${platform}: it runs on ${SUPPORTED}`)
   }
   const file = given ? path.resolve(given) : path.join(__dirname, '..', `afresh.${platform}.node`)

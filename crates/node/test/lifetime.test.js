@@ -99,7 +99,7 @@ test('a missing native half is named', async () => {
   const script = "process.env.AFRESH_NATIVE = '/nowhere/afresh.node'; require('afresh')"
   await assert.rejects(run(script), /linux-x64 is not at \/nowhere\/afresh\.node/)
   const other = "Object.defineProperty(process, 'platform', { value: 'plan9' }); require('afresh')"
-  await assert.rejects(run(other), /no native half for plan9-x64: it runs on linux-x64 with glibc/)
+  await assert.rejects(run(other), /no native half for plan9-x64: it runs on linux-x64 and linux-arm64 with glibc/)
 })
 
 test('ES modules import it', async () => {

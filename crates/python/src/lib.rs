@@ -6,9 +6,9 @@
 //! code of the caller and hold the lock.
 
 // `afresh::linux` is missing elsewhere, and the errors of missing names would not give the reason.
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile_error!(
-    "the Python package of afresh has Linux programs and micro-VMs, so it builds for x86_64 Linux only"
+    "the Python package of afresh has Linux programs, so it builds for Linux on x86_64 and aarch64 only"
 );
 
 mod background;

@@ -110,6 +110,47 @@ impl Machine {
         self.add_file(&stripped, path)
     }
 
+    /// Adds the files, folders and links of a folder of the host, except those whose path in it
+    /// `is_left_out`.
+    pub(super) fn add_tree(
+        &mut self,
+        from: &Path,
+        path: &Path,
+        is_left_out: impl Fn(&Path) -> bool + Copy,
+    ) -> Result<()> {
+        self.add_below(from, Path::new(""), path, is_left_out)
+    }
+
+    /// Adds the part `part` of the folder `from`.
+    fn add_below(
+        &mut self,
+        from: &Path,
+        part: &Path,
+        path: &Path,
+        is_left_out: impl Fn(&Path) -> bool + Copy,
+    ) -> Result<()> {
+        self.add_folder(&path.join(part))?;
+        let folder = from.join(part);
+        let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+        let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?;
+        names.sort();
+        for part in names.into_iter().map(|name| part.join(name)) {
+            let (host, inside) = (from.join(&part), path.join(&part));
+            let kind = host.symlink_metadata().with_context(|| host.display().to_string())?;
+            if is_left_out(&part) {
+                continue;
+            } else if kind.is_dir() {
+                self.add_below(from, &part, path, is_left_out)?;
+            } else if kind.is_symlink() {
+                let to = fs::read_link(&host)?;
+                self.add_link(&inside, to.to_str().context("links are UTF-8")?)?;
+            } else if kind.is_file() {
+                self.add_file(&host, &inside)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Boots it, runs the `script` in a shell, and passes each line of its output to `look`, which
     /// returns whether the line is shown.
     pub(super) fn boot(mut self, script: &str, look: impl FnMut(&str) -> bool) -> Result<()> {

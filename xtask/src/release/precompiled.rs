@@ -1,17 +1,20 @@
 //! The guests of the Python and the npm package, compiled when the package is made.
 //!
 //! Compiling the JavaScript guest takes more than a second of one core, which the first
-//! `warm("js")` on a host would wait for. The code runs on every x86-64 processor since 2013;
-//! another one compiles for itself. It is trusted as the native library of the package, which
-//! compiled it, and wasmtime refuses code of another version of itself.
+//! `warm("js")` on a host would wait for. The code runs on every x86-64 processor since 2013, or on
+//! every arm64 processor; another one compiles for itself. It is trusted as the native library of
+//! the package, which compiled it, and wasmtime refuses code of another version of itself. A
+//! package for arm64 compiles in the emulated machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use super::ARM64;
 use super::installation::{copy, create};
 use super::origin::time;
+use crate::aarch64::{GuestCompiler, compile_guests};
 use crate::command::run;
 use crate::host;
 
@@ -36,13 +39,22 @@ pub(crate) fn add_to(guests: &Path, compile: impl FnOnce(&Path) -> Result<()>) -
     run(Command::new("chmod").arg("-R").arg("u=rwX,go=rX").arg(folder))
 }
 
-/// Adds the compiled guests to a wheel for this host's C library, whose native half compiles them.
-pub(crate) fn into_wheel(python: &Path, wheel: &Path) -> Result<()> {
+/// The compiler of a wheel for arm64.
+const ARM64_COMPILER: GuestCompiler =
+    GuestCompiler { interpreter: &["python3", "-B", "-c"], program: COMPILE };
+
+/// Adds the compiled guests to a wheel for glibc, whose native half compiles them.
+pub(crate) fn into_wheel(python: &Path, wheel: &Path, target: &str) -> Result<()> {
     repack(python, wheel, |guests, kept| {
-        let mut compile = Command::new(python);
-        compile.current_dir(guests.join("../..")).env("PYTHONDONTWRITEBYTECODE", "1");
-        compile.arg("-c").arg(COMPILE);
-        add_to(guests, |folder| run(compile.arg(folder)))?;
+        let package = guests.join("../..");
+        if target == ARM64 {
+            add_to(guests, |folder| compile_guests(&package, &ARM64_COMPILER, folder))?;
+        } else {
+            let mut compile = Command::new(python);
+            compile.current_dir(package).env("PYTHONDONTWRITEBYTECODE", "1");
+            compile.arg("-c").arg(COMPILE);
+            add_to(guests, |folder| run(compile.arg(folder)))?;
+        }
         if kept.exists() {
             std::fs::remove_dir_all(kept)?;
         }

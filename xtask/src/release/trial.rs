@@ -14,6 +14,7 @@ use crate::command::{find, output, run};
 use crate::{aarch64, guests, host, node};
 
 const RELEASE: &str = "bookworm";
+const NO_TRIAL_OF_MUSL: &str = "`readelf -d` only: Debian has no Python for musl";
 
 /// Tries all packages; returns what was run with each.
 pub(super) fn all(packages: &[Package]) -> Result<Vec<String>> {
@@ -47,6 +48,9 @@ pub(super) fn all(packages: &[Package]) -> Result<Vec<String>> {
 pub(super) fn all_of_arm64(packages: &[Package]) -> Result<Vec<String>> {
     let one = |package: &Package| match package.kind {
         "archive" => aarch64::try_archive(&package.path),
+        "wheel" => aarch64::try_wheel(&package.path, FIRST_CODE),
+        "npm" => aarch64::try_npm(&package.path, FIRST_SCRIPT),
+        "musl-wheel" => Ok(NO_TRIAL_OF_MUSL.to_owned()),
         _ => Ok("not tried: it has the files of the archive".to_owned()),
     };
     packages.iter().map(one).collect()
@@ -93,7 +97,7 @@ impl Drop for Root {
 
 fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Result<String> {
     if package.kind == "musl-wheel" {
-        return Ok("`readelf -d` only: Debian has no Python for musl".to_owned());
+        return Ok(NO_TRIAL_OF_MUSL.to_owned());
     }
     let root = Root::unpack(folder, base)?;
     ensure!(root.run(&["sh", "-c", "command -v cc cargo rustc || true"])?.is_empty(), "not clean");

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::installation::write;
-use super::{GLIBC, MUSL, bill, precompiled, time};
+use super::{Processor, bill, precompiled, time};
 use crate::command::{output, run};
 use crate::{host, python};
 
@@ -23,8 +23,13 @@ const TOOLS: [&str; 4] =
     ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2", "wheel==0.45.1"];
 
 /// Builds the wheel for a platform.
-pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf> {
-    let target = if platform == MUSLLINUX { MUSL } else { GLIBC };
+pub(super) fn build(
+    platform: &str,
+    processor: &Processor,
+    profile: &str,
+    to: &Path,
+) -> Result<PathBuf> {
+    let target = if platform == MUSLLINUX { processor.musl } else { processor.glibc };
     host::rust_target(target)?;
     stage(target)?;
     let base = python::interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
@@ -36,9 +41,9 @@ pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf>
     // maturin asks the `python3` of the path for zig otherwise, which need not be this one.
     build.env("CARGO_ZIGBUILD_PYTHON_PATH", &inside);
     run(build.arg("--out").arg(to))?;
-    let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform));
+    let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform, processor.name));
     if platform == MANYLINUX {
-        precompiled::into_wheel(&inside, &wheel)?;
+        precompiled::into_wheel(&inside, &wheel, target)?;
     } else {
         precompiled::into_other_wheel(&inside, &wheel)?;
     }
@@ -71,8 +76,8 @@ fn needs_musl_alone(shown: &str) -> bool {
     needed.all(|line| line.ends_with("[libc.so]"))
 }
 
-fn name(version: &str, platform: &str) -> String {
-    format!("afresh-{version}-cp310-abi3-{platform}_x86_64.whl")
+fn name(version: &str, platform: &str, processor: &str) -> String {
+    format!("afresh-{version}-cp310-abi3-{platform}_{processor}.whl")
 }
 
 /// Whether auditwheel reports that the wheel keeps the promises of its platform. It names the
