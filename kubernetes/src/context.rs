@@ -10,8 +10,11 @@ use reqwest::Url;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
+use crate::condition::READY;
+use crate::health::Monitor;
 use crate::interest::InterestTable;
 use crate::lease::LeaseHolder;
+use crate::metrics::{ReconcileResult, SandboxEvent};
 use crate::queue::ObjectKey;
 use crate::resource::{CONTROLLER_ANNOTATION, CustomObject, Kind};
 use crate::server::{Server, ServerError};
@@ -28,6 +31,17 @@ pub const MAX_RETRY: Duration = Duration::from_secs(30);
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 /// Objects that are read at once: an object has up to 3 MiB until it is decoded.
 const MAX_READS: usize = 16;
+
+/// Reasons of `Ready` of an object that waits for the controller or the server. Others are faults
+/// of its specification, or wishes.
+const DELAYS: [&str; 6] = [
+    "BudgetExceeded",
+    "KeyRefused",
+    "ReconcilerError",
+    "SandboxNotFound",
+    "SandboxNotReady",
+    "ServerUnavailable",
+];
 
 /// When an object is looked at again. None waits for a change.
 pub type Wait = Option<Duration>;
@@ -87,7 +101,7 @@ pub enum Failure {
 
 impl Failure {
     /// Whether the object was changed while it was reconciled.
-    fn is_conflict(&self) -> bool {
+    pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Kubernetes(error) if code(error) == 409)
     }
 
@@ -131,10 +145,14 @@ pub struct Context {
     pub lease: Arc<LeaseHolder>,
     /// Objects that wait for others.
     pub interests: InterestTable,
+    /// Metrics and health.
+    pub monitor: Arc<Monitor>,
     reads: Semaphore,
     /// Failures of each object since its last success.
     failures: Mutex<HashMap<ObjectKey, FailureRecord>>,
     observations: Mutex<HashMap<ObjectKey, Observation>>,
+    /// When this process first saw an object that was not ready since.
+    sights: Mutex<HashMap<ObjectKey, Instant>>,
 }
 
 /// The failures of an object.
@@ -177,6 +195,7 @@ impl Context {
         settings: Settings,
         cluster: String,
         lease: Arc<LeaseHolder>,
+        monitor: Arc<Monitor>,
     ) -> Self {
         Self {
             client,
@@ -185,9 +204,28 @@ impl Context {
             cluster,
             lease,
             interests: InterestTable::default(),
+            monitor,
             reads: Semaphore::new(MAX_READS),
             failures: Mutex::default(),
             observations: Mutex::default(),
+            sights: Mutex::default(),
+        }
+    }
+
+    /// Notes that an object exists, from a watch.
+    pub fn see(&self, key: &ObjectKey) {
+        let mut sights = lock(&self.sights);
+        // A key is cloned for a new object alone.
+        if !sights.contains_key(key) {
+            sights.insert(key.clone(), Instant::now());
+        }
+    }
+
+    /// Forgets when an object was first seen, and adds the time to the metrics if it became ready.
+    pub(crate) fn end_sight(&self, key: &ObjectKey, is_ready: bool) {
+        let seen = lock(&self.sights).remove(key);
+        if let Some(seen) = seen.filter(|_| is_ready) {
+            self.monitor.metrics.observe_ready(key.kind, seen.elapsed());
         }
     }
 
@@ -256,6 +294,7 @@ impl Context {
             written => written?,
         };
         if written.status() == *status {
+            self.note_readiness(&key_of(object), status);
             return Ok(());
         }
         let message = format!(
@@ -264,6 +303,17 @@ impl Context {
             K::KIND
         );
         Err(Failure::Cluster { reason: "DefinitionMismatch", message })
+    }
+
+    /// Ends the time to the readiness of an object, which a fault of its specification ends too.
+    fn note_readiness(&self, key: &ObjectKey, status: &impl serde::Serialize) {
+        let status = json!(status);
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        let Some(ready) = conditions.find(|condition| condition["type"] == READY) else { return };
+        let is_ready = ready["status"] == "True";
+        if is_ready || !DELAYS.iter().any(|delay| ready["reason"] == *delay) {
+            self.end_sight(key, is_ready);
+        }
     }
 
     async fn write_metadata<K: Kind>(
@@ -370,13 +420,61 @@ impl Context {
 
     /// Forgets the failures of an object.
     pub fn succeed<K: Kind>(&self, object: &CustomObject<K>) {
-        lock(&self.failures).remove(&key_of(object));
+        let metrics = &self.monitor.metrics;
+        metrics.count_reconcile(K::KIND, ReconcileResult::Success);
+        let mut failures = lock(&self.failures);
+        failures.remove(&key_of(object));
+        metrics.note_failing(failures.len());
+    }
+
+    /// Ends a sandbox, if it exists.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn kill(&self, id: &str) -> Result<(), ServerError> {
+        self.server.kill(id).await?;
+        self.monitor.metrics.count_sandbox(SandboxEvent::Ended);
+        Ok(())
+    }
+
+    /// Notes the tenant of the key, which has a sandbox of an object.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn note_tenant(&self) -> Result<(), Failure> {
+        if !self.monitor.tenant.is_noted()
+            && let Some(tenant) = self.server.tenant().await?
+        {
+            self.monitor.tenant.note(&tenant);
+        }
+        Ok(())
+    }
+
+    /// Compares the tenant of the key with the noted one.
+    ///
+    /// # Errors
+    /// If they differ, or the server does not answer.
+    pub async fn check_tenant(&self) -> Result<(), Failure> {
+        let reported = self.server.tenant().await?;
+        match self.monitor.tenant.fault(reported.as_deref()) {
+            Some(message) => Err(Failure::Cluster { reason: "SandboxNotFound", message }),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts an error of the work on an object that was not read, or outside of one.
+    pub fn count_error(&self, failure: &Failure) {
+        self.monitor.metrics.count_error(failure.into());
     }
 
     /// Forgets an object that does not exist any more.
     pub fn forget(&self, key: &ObjectKey) {
-        lock(&self.failures).remove(key);
+        let mut failures = lock(&self.failures);
+        failures.remove(key);
+        self.monitor.metrics.note_failing(failures.len());
+        drop(failures);
         lock(&self.observations).remove(key);
+        lock(&self.sights).remove(key);
         self.interests.set(key, Vec::new());
     }
 
@@ -409,9 +507,12 @@ impl Context {
     /// Counts a failure of an object: when to try again.
     pub fn fail<K: Kind>(&self, object: &CustomObject<K>, failure: &Failure) -> Wait {
         let (kind, namespace, name) = (K::KIND, object.namespace(), object.name());
+        let metrics = &self.monitor.metrics;
+        metrics.count_reconcile(kind, failure.into());
         if failure.is_conflict() {
             return Some(CONFLICT_RETRY);
         }
+        metrics.count_error(failure.into());
         if matches!(failure, Failure::Gone) {
             self.forget(&key_of(object));
             return None;
@@ -428,6 +529,7 @@ impl Context {
             generation: object.metadata.generation,
         };
         failures.insert(key, record);
+        metrics.note_failing(failures.len());
         drop(failures);
         tracing::warn!(kind, namespace, name, %failure, ?pause, "not reconciled");
         Some(pause)

@@ -17,7 +17,9 @@ use tokio::task::JoinSet;
 
 use crate::condition::{self, READY};
 use crate::context::{Context, Failure, MAX_RETRY, Settings, Wait, code};
+use crate::health::{Loop, Monitor};
 use crate::lease::LeaseHolder;
+use crate::metrics::ReconcileResult;
 use crate::queue::{FairQueue, MAX_RUNNING, MAX_RUNNING_OF_NAMESPACE, ObjectKey};
 use crate::resource::{
     ClaimKind, ClaimStatus, CustomObject, Kind, PoolKind, PoolStatus, SandboxKind, SandboxStatus,
@@ -33,6 +35,8 @@ const WATCHES: u32 = 4;
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of attempts to reach the API at the start, and to take a lease that was lost.
 const START_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval in which the work shows that it is alive.
+const BEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// The namespace whose identifier is that of the cluster.
 const CLUSTER_NAMESPACE: &str = "kube-system";
 
@@ -107,6 +111,7 @@ async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait
         Ok(Some(object)) => object,
         Ok(None) => {
             if let Err(failure) = end_former(key, None, context).await {
+                context.count_error(&failure);
                 tracing::warn!(kind = K::KIND, namespace, name, %failure, "its sandbox may remain");
                 return Some(MAX_RETRY);
             }
@@ -114,16 +119,19 @@ async fn reconcile_one<K: Reconcile>(key: &ObjectKey, context: &Context) -> Wait
             return None;
         }
         Err(failure) => {
+            context.count_error(&failure);
             tracing::warn!(kind = K::KIND, namespace, name, %failure, "not read");
             return Some(MAX_RETRY);
         }
     };
     if let Err(failure) = end_former(key, Some(object.uid()), context).await {
+        context.count_error(&failure);
         tracing::warn!(kind = K::KIND, namespace, name, %failure, "its sandbox may remain");
         return Some(MAX_RETRY);
     }
     if context.is_foreign(&object) {
         tracing::debug!(kind = K::KIND, namespace, name, "another controller serves it");
+        context.end_sight(key, false);
         return None;
     }
     if let Some(pause) = context.pause(&object) {
@@ -156,6 +164,7 @@ async fn reconcile_isolated<K: Reconcile>(key: &ObjectKey, context: &Context) ->
         return wait;
     }
     let (namespace, name) = (&key.namespace, &key.name);
+    context.monitor.metrics.count_reconcile(K::KIND, ReconcileResult::Panic);
     tracing::error!(kind = K::KIND, namespace, name, "the work on an object panicked");
     let told = AssertUnwindSafe(report_panic::<K>(key, context)).catch_unwind().await;
     if !matches!(told, Ok(Ok(()))) {
@@ -184,8 +193,13 @@ async fn work(context: &Arc<Context>, queue: &Arc<FairQueue>, listed: &Semaphore
     }
     // Dropping it ends the work, which a controller without its lease must do at once.
     let mut tasks = JoinSet::new();
+    let mut beats = tokio::time::interval(BEAT_INTERVAL);
     loop {
+        context.monitor.beat(Loop::Work);
+        let (waiting, running) = queue.counts();
+        context.monitor.metrics.note_queue(waiting, running);
         tokio::select! {
+            _ = beats.tick() => {}
             key = queue.next() => {
                 let (context, queue) = (context.clone(), queue.clone());
                 tasks.spawn(async move {
@@ -215,6 +229,7 @@ pub async fn reconcile_all(context: Arc<Context>, stop: impl Future<Output = ()>
                 }
                 Ok(_) => {}
                 Err(failure) => {
+                    context.count_error(&failure);
                     tracing::warn!(%failure, "sandboxes without an object are not searched");
                 }
             }
@@ -245,9 +260,11 @@ pub struct LeaseSettings {
 
 /// The identifier of the cluster: that of a namespace which no cluster lacks. It waits for an API
 /// that does not answer.
-async fn find_cluster(client: &Client) -> anyhow::Result<String> {
+async fn find_cluster(client: &Client, monitor: &Monitor) -> anyhow::Result<String> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let found = loop {
+        // The lease is the next step.
+        monitor.beat(Loop::Lease);
         match namespaces.get_metadata(CLUSTER_NAMESPACE).await {
             Ok(found) => break found,
             Err(error) if matches!(code(&error), 401 | 403 | 404) => anyhow::bail!(
@@ -273,6 +290,24 @@ pub async fn run(
     settings: Settings,
     cluster: Option<String>,
     lease: LeaseSettings,
+    monitor: Arc<Monitor>,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let probing = server.clone();
+    tokio::select! {
+        () = monitor.probe(&probing) => Ok(()),
+        ended = run_by_lease(client, server, settings, cluster, lease, &monitor, stop) => ended,
+    }
+}
+
+/// As [`run`], without the probes.
+async fn run_by_lease(
+    client: Client,
+    server: Server,
+    settings: Settings,
+    cluster: Option<String>,
+    lease: LeaseSettings,
+    monitor: &Arc<Monitor>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut stop = std::pin::pin!(stop);
@@ -280,12 +315,16 @@ pub async fn run(
         Some(cluster) => cluster,
         None => tokio::select! {
             () = &mut stop => return Ok(()),
-            found = find_cluster(&client) => found?,
+            found = find_cluster(&client, monitor) => found?,
         },
     };
-    let holder =
-        LeaseHolder::new(client.clone(), &lease.namespace, &lease.name, lease.identity.clone());
-    let holder = Arc::new(holder);
+    let holder = Arc::new(LeaseHolder::new(
+        client.clone(),
+        &lease.namespace,
+        &lease.name,
+        lease.identity.clone(),
+        monitor.clone(),
+    ));
     let mut had_lease = false;
     loop {
         let acquired = tokio::select! {
@@ -305,7 +344,9 @@ pub async fn run(
         had_lease = true;
         tracing::info!(lease.identity, "this controller holds the lease");
         let (client, server, settings) = (client.clone(), server.clone(), settings.clone());
-        let context = Context::new(client, server, settings, cluster.clone(), holder.clone());
+        let (holding, monitor) = (holder.clone(), monitor.clone());
+        let context =
+            Context::new(client, server, settings, cluster.clone(), holding, monitor.clone());
         tokio::select! {
             () = reconcile_all(Arc::new(context), stop.as_mut()) => {
                 holder.release().await;
@@ -313,5 +354,6 @@ pub async fn run(
             }
             () = holder.hold() => tracing::warn!("the lease is waited for again"),
         }
+        monitor.note_lease(false);
     }
 }

@@ -4,7 +4,7 @@
 //! measured by the own clock, from the moment a change was seen, so clocks need not agree. A holder
 //! that was paused for longer than its lease learns that from [`LeaseHolder::check`].
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -15,6 +15,8 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 
 use crate::context::{Failure, code};
+use crate::health::{Loop, Monitor};
+use crate::metrics::ErrorSource;
 
 /// Time after which another controller takes a lease that is not renewed.
 const LEASE_TIME: Duration = Duration::from_secs(15);
@@ -30,14 +32,26 @@ pub struct LeaseHolder {
     identity: String,
     /// The begin of the last renewal.
     renewed: Mutex<Option<Instant>>,
+    monitor: Arc<Monitor>,
 }
 
 impl LeaseHolder {
     /// The lease `name` in a namespace. The identity must be that of no other process.
     #[must_use]
-    pub fn new(client: Client, namespace: &str, name: &str, identity: String) -> Self {
-        let api = Api::namespaced(client, namespace);
-        Self { api, name: name.to_owned(), identity, renewed: Mutex::default() }
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        name: &str,
+        identity: String,
+        monitor: Arc<Monitor>,
+    ) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            name: name.to_owned(),
+            identity,
+            renewed: Mutex::default(),
+            monitor,
+        }
     }
 
     fn note_renewal(&self, begun: Instant) {
@@ -87,18 +101,24 @@ impl LeaseHolder {
         let result = match lease {
             None => {
                 let name = Some(self.name.clone());
-                let metadata = ObjectMeta { name, ..ObjectMeta::default() };
+                let mut metadata = ObjectMeta { name, ..ObjectMeta::default() };
+                self.monitor.tenant.exchange(metadata.annotations.get_or_insert_default());
                 let lease = Lease { metadata, spec: Some(self.spec(None)) };
                 self.api.create(&parameters, &lease).await
             }
             Some(mut lease) => {
                 lease.spec = Some(self.spec(lease.spec.as_ref()));
+                let annotations = lease.metadata.annotations.get_or_insert_default();
+                self.monitor.tenant.exchange(annotations);
                 // It carries the version that was read.
                 self.api.replace(&self.name, &parameters, &lease).await
             }
         };
         match result {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.monitor.note_lease(true);
+                Ok(true)
+            }
             Err(error) if code(&error) == 409 => Ok(false),
             Err(error) => Err(error),
         }
@@ -112,14 +132,22 @@ impl LeaseHolder {
         let mut seen: Option<(LeaseSpec, Instant)> = None;
         loop {
             let begun = Instant::now();
-            match self.try_acquire(&mut seen).await {
-                Ok(true) => {
+            self.monitor.beat(Loop::Lease);
+            match tokio::time::timeout(RENEWAL_LIMIT, self.try_acquire(&mut seen)).await {
+                Ok(Ok(true)) => {
                     self.note_renewal(begun);
                     return Ok(());
                 }
-                Ok(false) => {}
-                Err(error) if matches!(code(&error), 401 | 403) => return Err(error),
-                Err(error) => tracing::warn!(%error, "the lease cannot be read or written"),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) if matches!(code(&error), 401 | 403) => return Err(error),
+                Ok(Err(error)) => {
+                    self.monitor.metrics.count_error(ErrorSource::Kubernetes);
+                    tracing::warn!(%error, "the lease cannot be read or written");
+                }
+                Err(_) => {
+                    self.monitor.metrics.count_error(ErrorSource::Kubernetes);
+                    tracing::warn!("the Kubernetes API does not answer a request for the lease");
+                }
             }
             tokio::time::sleep(INTERVAL).await;
         }
@@ -129,9 +157,10 @@ impl LeaseHolder {
         &self,
         seen: &mut Option<(LeaseSpec, Instant)>,
     ) -> Result<bool, kube::Error> {
-        let Some(lease) = self.api.get_opt(&self.name).await? else {
-            return self.write(None).await;
-        };
+        let found = self.api.get_opt(&self.name).await?;
+        self.monitor.note_answer();
+        let Some(lease) = found else { return self.write(None).await };
+        self.monitor.tenant.read(lease.metadata.annotations.as_ref());
         let spec = lease.spec.clone().unwrap_or_default();
         let is_free = spec.holder_identity.as_deref().is_none_or(str::is_empty);
         if is_free || spec.holder_identity.as_deref() == Some(&self.identity) {
@@ -160,6 +189,7 @@ impl LeaseHolder {
         loop {
             tokio::time::sleep(INTERVAL).await;
             let begun = Instant::now();
+            self.monitor.beat(Loop::Lease);
             let left = RENEWAL_LIMIT.saturating_sub(renewed.elapsed());
             match tokio::time::timeout(left, self.renew()).await {
                 Ok(Ok(true)) => {
@@ -170,8 +200,11 @@ impl LeaseHolder {
                     tracing::error!("another controller has taken the lease");
                     return;
                 }
-                Ok(Err(error)) => tracing::warn!(%error, "the lease is not renewed"),
-                Err(_) => {}
+                Ok(Err(error)) => {
+                    self.monitor.metrics.count_error(ErrorSource::Kubernetes);
+                    tracing::warn!(%error, "the lease is not renewed");
+                }
+                Err(_) => self.monitor.metrics.count_error(ErrorSource::Kubernetes),
             }
             if renewed.elapsed() >= RENEWAL_LIMIT {
                 tracing::error!("the lease could not be renewed in time");
@@ -181,9 +214,9 @@ impl LeaseHolder {
     }
 
     async fn renew(&self) -> Result<bool, kube::Error> {
-        let Some(lease) = self.api.get_opt(&self.name).await? else {
-            return self.write(None).await;
-        };
+        let found = self.api.get_opt(&self.name).await?;
+        self.monitor.note_answer();
+        let Some(lease) = found else { return self.write(None).await };
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
         if holder != Some(&self.identity) {
             return Ok(false);

@@ -9,11 +9,14 @@ pub mod condition;
 pub mod context;
 pub mod controller;
 pub mod fields;
+pub mod health;
 pub mod interest;
 pub mod json;
 pub mod lease;
+pub mod metrics;
 #[cfg(test)]
 mod mock;
+pub mod operations;
 pub mod pool;
 pub mod queue;
 pub mod resource;
@@ -21,6 +24,7 @@ pub mod sandbox;
 pub mod section;
 pub mod server;
 pub mod sweep;
+pub mod tenant;
 #[cfg(test)]
 mod tests;
 pub mod watch;

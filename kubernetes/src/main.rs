@@ -1,15 +1,20 @@
 //! The command `afresh-kube`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_kube::context::Settings;
 use afresh_kube::controller::{LeaseSettings, run};
+use afresh_kube::health::Monitor;
+use afresh_kube::operations;
 use afresh_kube::server::Server;
 use anyhow::{Context, ensure};
 use clap::Parser;
 use reqwest::Url;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Minimum age of sandboxes that are ended for want of an object. Longer than any request to make
@@ -75,6 +80,9 @@ struct Options {
     /// Name of the lease
     #[arg(long, default_value = "afresh-kube")]
     lease: String,
+    /// Address of /healthz, /readyz and /metrics, which need no key
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091")]
+    metrics: SocketAddr,
 }
 
 impl Options {
@@ -120,6 +128,10 @@ impl Options {
 
 async fn serve(options: Options) -> anyhow::Result<()> {
     options.check()?;
+    // Before the lease: a process without probes does no work.
+    let listener = TcpListener::bind(options.metrics).await.with_context(|| {
+        format!("cannot listen on {}; give another address to --metrics", options.metrics)
+    })?;
     let config = kube::Config::infer().await.context("cannot find the Kubernetes API")?;
     let namespace = options.lease_namespace.unwrap_or_else(|| config.default_namespace.clone());
     let client = kube::Client::try_from(config).context("cannot reach the Kubernetes API")?;
@@ -151,7 +163,12 @@ async fn serve(options: Options) -> anyhow::Result<()> {
             _ = int.recv() => {}
         }
     };
-    run(client, server, settings, options.cluster_id, lease, stop).await
+    let monitor = Arc::new(Monitor::default());
+    let running = run(client, server, settings, options.cluster_id, lease, monitor.clone(), stop);
+    tokio::select! {
+        ended = running => ended,
+        () = operations::serve(listener, monitor) => Ok(()),
+    }
 }
 
 #[tokio::main]
@@ -174,6 +191,12 @@ async fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn probes_are_on_loopback_unless_an_address_is_given() {
+        let all = ["afresh-kube", "--api-key-file=key", "--server=http://a"];
+        assert!(Options::parse_from(all).metrics.ip().is_loopback());
+    }
 
     #[test]
     fn urls_with_a_password_are_refused() {

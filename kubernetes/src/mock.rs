@@ -17,6 +17,7 @@ pub(crate) use cluster::MockCluster;
 use crate::condition::{self, READY};
 use crate::context::{Context, Settings};
 use crate::controller::reconcile_all;
+use crate::health::Monitor;
 use crate::lease::LeaseHolder;
 use crate::resource::{CustomObject, Kind, Sandbox, SandboxKind};
 use crate::server::Server;
@@ -100,10 +101,13 @@ impl World {
     /// A controller with an identity.
     pub(crate) async fn context_of(&self, identity: &str, settings: Settings) -> Arc<Context> {
         let name = settings.controller.replace('/', "-");
-        let holder = LeaseHolder::new(self.client(), "default", &name, identity.to_owned());
+        let monitor = Arc::new(Monitor::default());
+        let (client, identity) = (self.client(), identity.to_owned());
+        let holder = LeaseHolder::new(client, "default", &name, identity, monitor.clone());
         holder.acquire().await.expect("the lease is free");
-        let cluster = "cluster".to_owned();
-        Arc::new(Context::new(self.client(), self.server(), settings, cluster, Arc::new(holder)))
+        let (cluster, holder) = ("cluster".to_owned(), Arc::new(holder));
+        let (client, server) = (self.client(), self.server());
+        Arc::new(Context::new(client, server, settings, cluster, holder, monitor))
     }
 
     /// Runs a controller until the handle is aborted.

@@ -146,6 +146,14 @@ impl FairQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Objects that wait for their turn, and those at work.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.state();
+        let ready = state.turns.iter().filter_map(|namespace| state.lanes.get(namespace));
+        (ready.map(|lane| lane.ready.len()).sum(), state.running)
+    }
+
     /// An object has changed.
     pub fn add(&self, key: ObjectKey) {
         let mut state = self.state();

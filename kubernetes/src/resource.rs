@@ -250,6 +250,8 @@ pub struct ObjectHeader<K: Kind> {
     metadata: ObjectMeta,
     /// The identifier of its sandbox in its status.
     pub sandbox_id: Option<String>,
+    /// Whether it has no status yet.
+    pub is_new: bool,
     kind: PhantomData<K>,
 }
 
@@ -309,10 +311,12 @@ impl<'de, K: Kind> Deserialize<'de> for ObjectHeader<K> {
         if let Some(annotations) = &mut header.metadata.annotations {
             annotations.retain(|name, _| name == CONTROLLER_ANNOTATION);
         }
+        let is_new = header.status.is_none();
         let status = header.status.and_then(|text| serde_json::from_str::<Status>(text.get()).ok());
         Ok(Self {
             metadata: header.metadata.into(),
             sandbox_id: status.and_then(|status| status.sandbox_id),
+            is_new,
             kind: PhantomData,
         })
     }

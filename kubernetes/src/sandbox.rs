@@ -23,6 +23,7 @@ use serde_json::json;
 use crate::condition::{self, FINISHED, READY, SUSPENDED};
 use crate::context::{Context, FINALIZER, Failure, MANAGER, Wait, code, key_of};
 use crate::fields::{SandboxSpec, fingerprint, is_afresh, read_sandbox};
+use crate::metrics::SandboxEvent;
 use crate::resource::{Access, PortAddress, Sandbox, SandboxStatus};
 use crate::server::{
     CLUSTER_LABEL, CONTROLLER_LABEL, NAME_LABEL, NAMESPACE_LABEL, NewSandbox, PLAN_LABEL,
@@ -106,7 +107,7 @@ pub async fn end_all_of(of: (&str, &str), context: &Context) -> Result<(), Failu
     let all = list(of, context).await?;
     for remote in &all.sandboxes {
         context.lease.check().await?;
-        context.server.kill(&remote.id).await?;
+        context.kill(&remote.id).await?;
         tracing::warn!(id = remote.id, "a sandbox without an object is ended");
     }
     all.into_whole()?;
@@ -187,7 +188,7 @@ async fn end(sandbox: &mut Sandbox, context: &Context) -> Result<(), Failure> {
 async fn kill_all(sandbox: &Sandbox, context: &Context) -> Result<(), Failure> {
     let all = list(identity(sandbox), context).await?;
     for remote in &all.sandboxes {
-        context.server.kill(&remote.id).await?;
+        context.kill(&remote.id).await?;
     }
     let status = sandbox.status();
     let Some(id) = known_id(&status) else {
@@ -199,7 +200,7 @@ async fn kill_all(sandbox: &Sandbox, context: &Context) -> Result<(), Failure> {
     };
     let known = context.server.get(id).await?;
     if known.is_some_and(|remote| is_of(&remote, identity(sandbox), context)) {
-        context.server.kill(id).await?;
+        context.kill(id).await?;
     }
     Ok(())
 }
@@ -256,7 +257,10 @@ impl Reconciliation<'_> {
             return Ok(self.wait(&spec));
         }
         let remote = match finding {
-            Finding::Exists(remote) => remote,
+            Finding::Exists(remote) => {
+                self.context.note_tenant().await?;
+                remote
+            }
             Finding::Missing => return self.miss(&spec).await,
             Finding::New if spec.suspended => {
                 self.context.take(self.sandbox).await?;
@@ -329,7 +333,9 @@ impl Reconciliation<'_> {
                 }
             }
         }
-        Ok(self.find_listed().await?.map_or(Finding::New, Finding::Exists))
+        let Some(found) = self.find_listed().await? else { return Ok(Finding::New) };
+        context.monitor.metrics.count_sandbox(SandboxEvent::Adopted);
+        Ok(Finding::Exists(found))
     }
 
     /// The oldest sandbox of the object, if two controllers were at work; the sweep ends the other
@@ -380,15 +386,16 @@ impl Reconciliation<'_> {
             }
             made => made?,
         };
+        context.monitor.metrics.count_sandbox(SandboxEvent::Made);
         // The finalizer may have been removed by force.
         if !context.is_wanted(sandbox).await? {
-            context.server.kill(&made.id).await?;
+            context.kill(&made.id).await?;
             return Err(Failure::Gone);
         }
         let all = list(identity(sandbox), context).await?.sandboxes;
         let Some(first) = all.first().filter(|first| first.id != made.id) else { return Ok(made) };
         // Another controller was faster. It looks at the same list, and decides alike.
-        context.server.kill(&made.id).await?;
+        context.kill(&made.id).await?;
         get_listed(context, &first.id).await
     }
 
@@ -510,6 +517,7 @@ impl Reconciliation<'_> {
         if since.is_some_and(|since| since.elapsed() >= confirmation) {
             self.check_tenant().await?;
             self.context.forget(&key_of(self.sandbox));
+            self.context.monitor.metrics.count_sandbox(SandboxEvent::Lost);
             return Ok(self.finish(spec));
         }
         let since = since.unwrap_or_else(Instant::now);
@@ -522,10 +530,12 @@ impl Reconciliation<'_> {
         Ok(Some(wait.max(Duration::from_millis(1))))
     }
 
-    /// Refuses to finish an object where the server knows few of the sandboxes of this controller.
-    /// That is the answer of another server, and of a key of another tenant.
+    /// Refuses to finish an object where the key is of another tenant than the lease notes, and
+    /// where the server knows few of the sandboxes of this controller. That is the answer of
+    /// another server.
     async fn check_tenant(&self) -> Result<(), Failure> {
         let context = self.context;
+        context.check_tenant().await?;
         let mut all = context.server.list(CLUSTER_LABEL, &context.cluster).await?.sandboxes;
         let own = &context.settings.controller;
         all.retain(|remote| remote.metadata.get(CONTROLLER_LABEL) == Some(own));

@@ -407,6 +407,24 @@ impl Server {
         self.send(Method::POST, &["sandboxes", id, "timeout"], &[], Some(&body)).await.map(drop)
     }
 
+    /// The tenant of the key. None for a key of administrators, which the server answers with all
+    /// tenants.
+    ///
+    /// # Errors
+    /// If the server refuses the key or does not answer.
+    pub async fn tenant(&self) -> Result<Option<String>, ServerError> {
+        #[derive(Deserialize)]
+        struct Usage {
+            tenant: Option<String>,
+        }
+        match self.send(Method::GET, &["usage"], &[], None).await {
+            Ok(answer) => Ok(self.decode::<Usage>(&answer.bytes)?.tenant),
+            // A key without the right to see its use.
+            Err(ServerError::Refused { status: 403 | 404, is_own: true, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether the server has a template or a build of this name. Snapshots of sandboxes are no
     /// templates.
     ///

@@ -84,7 +84,7 @@ pub async fn sweep(context: &Context) -> Result<SweepReport, Failure> {
             continue;
         }
         context.lease.check().await?;
-        match context.server.kill(&remote.id).await {
+        match context.kill(&remote.id).await {
             Ok(()) => {
                 tracing::warn!(id = remote.id, "a sandbox without an object is ended");
                 report.ended += 1;

@@ -5,5 +5,6 @@ mod absence;
 mod fairness;
 mod isolation;
 mod leaders;
+mod operations;
 mod ownership;
 mod secrets;

@@ -8,6 +8,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use tokio::sync::Semaphore;
 
 use crate::context::Context;
+use crate::metrics::ErrorSource;
 use crate::queue::{FairQueue, ObjectKey};
 use crate::resource::{ClaimKind, Kind, ObjectHeader, SandboxKind, TemplateKind};
 
@@ -45,11 +46,16 @@ pub async fn watch<K: Kind>(context: &Context, queue: &FairQueue, listed: &Semap
     let mut events = std::pin::pin!(events::<K>(context));
     while let Some(event) = events.next().await {
         match event {
-            Ok(
-                watcher::Event::Apply(header)
-                | watcher::Event::InitApply(header)
-                | watcher::Event::Delete(header),
-            ) => concerned(context, &header).into_iter().for_each(|key| queue.add(key)),
+            Ok(watcher::Event::Apply(header) | watcher::Event::InitApply(header)) => {
+                let key = ObjectKey::new::<K>(header.namespace(), header.name());
+                if header.is_new && [SandboxKind::KIND, ClaimKind::KIND].contains(&K::KIND) {
+                    context.see(&key);
+                }
+                concerned(context, &header).into_iter().for_each(|key| queue.add(key));
+            }
+            Ok(watcher::Event::Delete(header)) => {
+                concerned(context, &header).into_iter().for_each(|key| queue.add(key))
+            }
             Ok(watcher::Event::Init) => {}
             Ok(watcher::Event::InitDone) if is_listed => {}
             Ok(watcher::Event::InitDone) => {
@@ -57,6 +63,7 @@ pub async fn watch<K: Kind>(context: &Context, queue: &FairQueue, listed: &Semap
                 listed.add_permits(1);
             }
             Err(error) => {
+                context.monitor.metrics.count_error(ErrorSource::Kubernetes);
                 tracing::warn!(kind = K::KIND, %error, "a watch of the Kubernetes API failed");
             }
         }

@@ -34,6 +34,8 @@ pub(crate) struct Faults {
     pub(crate) partial: bool,
     /// No sandbox can be paused.
     pub(crate) restless: bool,
+    /// The tenant of the key; `acme` if none.
+    pub(crate) tenant: Option<&'static str>,
     /// There are no templates.
     pub(crate) bare: bool,
     /// Sandboxes that cannot be ended.
@@ -237,6 +239,9 @@ impl Handler for MockAfresh {
                 true => Reply::Json(200, json!({})),
                 false => refusal(404, &format!("the template {name} was not found")),
             },
+            ("GET", ["usage"]) => {
+                Reply::Json(200, json!({"tenant": state.faults.tenant.unwrap_or("acme")}))
+            }
             _ => refusal(404, "there is no such route"),
         }
     }

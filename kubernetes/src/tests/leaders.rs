@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::context::Failure;
 use crate::controller::{LeaseSettings, reconcile_all, run};
+use crate::health::Monitor;
 use crate::mock::{World, script, wait_for};
 use crate::resource::SandboxKind;
 use crate::sandbox::reconcile;
@@ -101,7 +102,10 @@ async fn a_controller_outlives_an_outage_of_the_api_and_a_lost_lease() {
         identity: "one".to_owned(),
     };
     let (client, server, settings) = (world.client(), world.server(), world.settings.clone());
-    let running = tokio::spawn(run(client, server, settings, None, lease, std::future::pending()));
+    let monitor = Arc::new(Monitor::default());
+    let noted = Arc::clone(&monitor);
+    let never = std::future::pending();
+    let running = tokio::spawn(run(client, server, settings, None, lease, noted, never));
     wait_for("the first request", async || (!world.cluster.requests().is_empty()).then_some(()))
         .await;
     world.cluster.set_down(false);

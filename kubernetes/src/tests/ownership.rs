@@ -1,5 +1,7 @@
 //! Only sandboxes of the object, the namespace, the cluster and the controller are touched.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use crate::context::{Context, Settings};
@@ -168,10 +170,23 @@ async fn one_of_two_controllers_writes_the_status_of_a_pool() {
     bare.afresh.fail(crate::mock::Faults { bare: true, ..Default::default() });
     let first = world.context().await;
     let settings = Settings { controller: "default/two".to_owned(), ..world.settings.clone() };
-    let lease = LeaseHolder::new(world.client(), "default", "default-two", "two".to_owned());
+    let lease = LeaseHolder::new(
+        world.client(),
+        "default",
+        "default-two",
+        "two".to_owned(),
+        Arc::default(),
+    );
     lease.acquire().await.expect("the lease is free");
     let cluster = "cluster".to_owned();
-    let second = Context::new(world.client(), bare.server(), settings, cluster, lease.into());
+    let second = Context::new(
+        world.client(),
+        bare.server(),
+        settings,
+        cluster,
+        lease.into(),
+        Arc::default(),
+    );
     let _controllers = [World::run(&first), World::run(&second.into())];
     world.add::<TemplateKind>("a", "script", script());
     world.add::<PoolKind>("a", "fast", json!({"sandboxTemplateRef": {"name": "script"}}));

@@ -105,8 +105,13 @@ impl AfreshServer {
         format!("http://127.0.0.1:{}/", self.port).parse().unwrap()
     }
 
+    /// The file with the API key.
+    pub(crate) fn key_file(&self) -> PathBuf {
+        self.dir.path().join("key")
+    }
+
     pub(crate) fn client(&self) -> Server {
-        Server::new(self.url(), self.dir.path().join("key")).unwrap()
+        Server::new(self.url(), self.key_file()).unwrap()
     }
 }
 
@@ -237,6 +242,11 @@ impl Cluster {
         Client::try_from(config).unwrap()
     }
 
+    /// The configuration of clients with the rights of the administrator.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+
     /// Runs kubectl as the administrator: its output.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         self.try_kubectl(arguments).unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
@@ -245,7 +255,7 @@ impl Cluster {
     /// Runs kubectl: its output, or its message.
     pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.programs.kubectl);
-        command.env("KUBECONFIG", self.dir.path().join("kubeconfig"));
+        command.env("KUBECONFIG", self.kubeconfig());
         command.env("HOME", self.dir.path()).args(arguments);
         let output = command.output().unwrap();
         if !output.status.success() {
@@ -387,8 +397,8 @@ impl Space {
             let _ = stopped.await;
         };
         let (client, server) = (self.cluster.client(CONTROLLER), self.server.clone());
-        let task =
-            tokio::spawn(run(client, server, settings, Some(CLUSTER.to_owned()), lease, stopped));
+        let (cluster, monitor) = (Some(CLUSTER.to_owned()), Arc::default());
+        let task = tokio::spawn(run(client, server, settings, cluster, lease, monitor, stopped));
         RunningController { stop: Some(stop), task }
     }
 

@@ -5,5 +5,6 @@ mod cluster;
 mod faults;
 mod hostile;
 mod lifecycle;
+mod operations;
 mod policies;
 mod process;
