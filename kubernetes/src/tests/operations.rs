@@ -66,10 +66,9 @@ async fn failures_of_the_server_are_counted_until_they_end() {
     let world = World::new().await;
     let context = world.context().await;
     let _controller = World::run(&context);
-    world.afresh.fail(Faults { proxy: true, ..Faults::default() });
     world.add::<SandboxKind>("a", "one", script());
     world.sandbox_reason("a", "one", "DependenciesReady").await;
-    // The next check finds a proxy.
+    world.afresh.fail(Faults { proxy: true, ..Faults::default() });
     world.sandbox_reason("a", "one", "ServerUnavailable").await;
     wait_for_line(&context, "afresh_kube_failing 1").await;
     assert!(!has(&context.monitor, "afresh_kube_errors_total{source=\"server\"} 0"));
