@@ -23,15 +23,18 @@ const ROOT: &str = "debian";
 /// Folders that no program reads.
 const UNREAD: [&str; 4] = ["usr/share/doc", "usr/share/locale", "usr/share/man", "var"];
 
-/// Lines of a script that runs `inside COMMAND` in the root.
+/// Lines of a script that runs `inside COMMAND` in the root, which has the machine's shell.
 pub(super) const ENTER: &str = "
+mkdir -p /debian/bin
+cp /bin/busybox /debian/bin/busybox
+busybox ln -s busybox /debian/bin/sh
 for folder in proc dev tmp root; do mkdir -p /debian/$folder; done
 mount -t proc none /debian/proc
 mount -t devtmpfs none /debian/dev
 mkdir -p /debian/dev/shm
 mount -t tmpfs none /debian/dev/shm
 inside() {
-    busybox chroot /debian /usr/bin/env -i HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 \"$@\"
+    busybox chroot /debian /bin/busybox env -i HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 \"$@\"
 }
 ";
 

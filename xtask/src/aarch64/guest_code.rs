@@ -15,6 +15,7 @@ use crate::command::run;
 
 /// Runs the compiler, and prints its files.
 const SCRIPT: &str = "
+mkdir -p /debian/compiled
 inside sh /compile-guests && echo '== compiled'
 echo '== files'
 tar -c -C /debian/compiled . | gzip | busybox base64
@@ -34,7 +35,7 @@ pub(crate) fn compile_guests(package: &Path, compiler: &GuestCompiler, to: &Path
     machine.add_tree(package, &path("package"), |_| false)?;
     let words = compiler.interpreter.iter().chain([&compiler.program]);
     let quoted: Vec<_> = words.map(|word| quote(word)).collect();
-    let line = format!("cd /package\nmkdir -p /compiled\nexec {} /compiled\n", quoted.join(" "));
+    let line = format!("cd /package\nexec {} /compiled\n", quoted.join(" "));
     machine.add(&path("compile-guests"), line.as_bytes())?;
     let (mut files, mut is_list, mut compiled, mut all) = (String::new(), false, false, false);
     machine.boot(&format!("{ENTER}{SCRIPT}"), |line| {

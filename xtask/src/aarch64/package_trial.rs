@@ -9,7 +9,10 @@ use super::debian_root::{ENTER, machine, path};
 /// Installs the wheel with Debian's Python, and runs the program.
 const WHEEL_SCRIPT: &str = "
 inside python3 -m venv /opt/environment || echo '== failed'
-inside /opt/environment/bin/python -m pip install --quiet --no-index /trial/*.whl || echo '== failed'
+for wheel in /debian/trial/*.whl; do
+    inside /opt/environment/bin/python -m pip install --quiet --no-index \"${wheel#/debian}\" ||
+        echo '== failed'
+done
 echo \"== version $(inside /opt/environment/bin/python --version)\"
 echo \"== first $(inside /opt/environment/bin/python /trial/first)\"
 echo '== all ended'
@@ -19,7 +22,7 @@ echo '== all ended'
 const NPM_SCRIPT: &str = "
 mkdir -p /debian/opt/node_modules
 gzip -dc /debian/trial/*.tgz | tar -x -C /debian/opt/node_modules || echo '== failed'
-mv /debian/opt/node_modules/package /debian/opt/node_modules/afresh
+busybox mv /debian/opt/node_modules/package /debian/opt/node_modules/afresh
 cp /debian/trial/first /debian/opt/first.js
 echo \"== version $(inside node --version)\"
 echo \"== first $(inside node /opt/first.js)\"
