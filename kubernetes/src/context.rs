@@ -14,7 +14,7 @@ use crate::condition::READY;
 use crate::health::Monitor;
 use crate::interest::InterestTable;
 use crate::lease::LeaseHolder;
-use crate::metrics::{ReconcileResult, SandboxEvent};
+use crate::metrics::{ErrorSource, ReconcileResult, SandboxEvent};
 use crate::queue::ObjectKey;
 use crate::resource::{CONTROLLER_ANNOTATION, CustomObject, Kind};
 use crate::server::{Server, ServerError};
@@ -101,7 +101,7 @@ pub enum Failure {
 
 impl Failure {
     /// Whether the object was changed while it was reconciled.
-    pub(crate) fn is_conflict(&self) -> bool {
+    fn is_conflict(&self) -> bool {
         matches!(self, Self::Kubernetes(error) if code(error) == 409)
     }
 
@@ -118,6 +118,27 @@ impl Failure {
             Self::Kubernetes(_) | Self::LeaseLost | Self::Gone => "ReconcilerError",
             Self::Server(error) => error.reason(),
             Self::Cluster { reason, .. } => reason,
+        }
+    }
+}
+
+impl From<&Failure> for ReconcileResult {
+    fn from(failure: &Failure) -> Self {
+        if failure.is_conflict() || matches!(failure, Failure::Gone) {
+            Self::Conflict
+        } else {
+            Self::Failure
+        }
+    }
+}
+
+impl From<&Failure> for ErrorSource {
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Kubernetes(_) => Self::Kubernetes,
+            Failure::Server(_) => Self::Server,
+            Failure::Cluster { .. } | Failure::Gone => Self::Object,
+            Failure::LeaseLost => Self::Lease,
         }
     }
 }

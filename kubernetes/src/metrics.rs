@@ -7,7 +7,6 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::context::Failure;
 use crate::resource::{ClaimKind, Kind, PoolKind, SandboxKind};
 
 /// Upper bounds of the histogram of times to `Ready`, in seconds.
@@ -72,16 +71,6 @@ label! {
     }
 }
 
-impl From<&Failure> for ReconcileResult {
-    fn from(failure: &Failure) -> Self {
-        if failure.is_conflict() || matches!(failure, Failure::Gone) {
-            Self::Conflict
-        } else {
-            Self::Failure
-        }
-    }
-}
-
 label! {
     /// An event of a sandbox.
     SandboxEvent {
@@ -107,17 +96,6 @@ label! {
         Object = "object",
         /// The lease, which another controller has.
         Lease = "lease",
-    }
-}
-
-impl From<&Failure> for ErrorSource {
-    fn from(failure: &Failure) -> Self {
-        match failure {
-            Failure::Kubernetes(_) => Self::Kubernetes,
-            Failure::Server(_) => Self::Server,
-            Failure::Cluster { .. } | Failure::Gone => Self::Object,
-            Failure::LeaseLost => Self::Lease,
-        }
     }
 }
 

@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::aarch64::{self, GuestCompiler};
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
-use crate::release::GLIBC;
 use crate::{guests, host, tools};
 
 const USAGE: &str = "usage: cargo xtask node [--release]";
@@ -308,50 +306,47 @@ fn release() -> Result<()> {
     let published = folder().join("published");
     std::fs::create_dir_all(&published).with_context(|| published.display().to_string())?;
     let native = host::target_folder().join("release/libafresh_node.so");
-    pack(&native, GLIBC, None, &published).map(drop)
+    pack(&native, ARCHITECTURES[0], None, &published, compile).map(drop)
 }
 
-/// The function that fills a folder with compiled guests.
-const COMPILE: &str = "require('./lib/warm.js').precompile(process.argv[1])";
-/// The compiler of a package for arm64.
-const ARM64_COMPILER: GuestCompiler =
-    GuestCompiler { interpreter: &["node", "-e"], program: COMPILE };
+/// The script that fills a folder with compiled guests.
+pub(crate) const COMPILE: &str = "require('./lib/warm.js').precompile(process.argv[1])";
 
-/// The published archive with a native half for a target, in the folder `to`. `licences` are those
-/// of all that it contains.
+/// Compiles the guests of a package for this host into a folder.
+pub(crate) fn compile(package: &Path, folder: &Path) -> Result<()> {
+    let mut compile = Command::new(system_node()?);
+    run(compile.current_dir(package).args(["-e", COMPILE]).arg(folder))
+}
+
+/// The published archive with a native half for a processor, in the folder `to`. `licences` are
+/// those of all that it contains. `compile` gets the package, and the folder for compiled guests.
 pub(crate) fn pack(
     native: &Path,
-    target: &str,
+    architecture: &str,
     licences: Option<&str>,
     to: &Path,
+    compile: impl FnOnce(&Path, &Path) -> Result<()>,
 ) -> Result<PathBuf> {
-    let is_arm64 = target == aarch64::TARGET;
-    let architecture = ARCHITECTURES[usize::from(is_arm64)];
     find("npm").context("there is no npm in PATH")?;
     let package = folder().join("release");
     assemble(&package, native, architecture, &PARTS)?;
     check_version(&package)?;
-    let strip = if is_arm64 { "aarch64-linux-gnu-strip" } else { "strip" };
-    let native = package.join(native_name(architecture));
-    run(Command::new(strip).arg("--strip-unneeded").arg(native))?;
+    let is_of_host = architecture == ARCHITECTURES[0];
+    if is_of_host {
+        let native = package.join(native_name(architecture));
+        run(Command::new("strip").arg("--strip-unneeded").arg(native))?;
+    }
     let guests = package.join("guests");
     if let Some(licences) = licences {
         let file = guests.join("THIRD-PARTY-LICENSES");
         std::fs::write(&file, licences).with_context(|| file.display().to_string())?;
     }
-    if is_arm64 {
-        let compile = |folder: &Path| aarch64::compile_guests(&package, &ARM64_COMPILER, folder);
-        crate::release::add_precompiled(&guests, compile)?;
-    } else {
-        let mut compile = Command::new(system_node()?);
-        compile.current_dir(&package).args(["-e", COMPILE]);
-        crate::release::add_precompiled(&guests, |folder| run(compile.arg(folder)))?;
-    }
+    crate::release::add_precompiled(&guests, |folder| compile(&package, folder))?;
     let mut pack = Command::new("npm");
     run(pack.arg("pack").arg(&package).arg("--pack-destination").arg(to))?;
     let version = env!("CARGO_PKG_VERSION");
     let packed = to.join(format!("afresh-{version}.tgz"));
-    if !is_arm64 {
+    if is_of_host {
         return Ok(packed);
     }
     // A release has the packages of both processors.

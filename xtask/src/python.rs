@@ -228,7 +228,7 @@ pub(crate) fn wheel(arguments: &[String]) -> Result<()> {
     run(build.arg(&published))?;
     let mut wheels = std::fs::read_dir(&published)?;
     let wheel = wheels.next().context("maturin wrote no wheel")??.path();
-    crate::release::precompile_wheel(&inside, &wheel, crate::release::GLIBC)
+    crate::release::precompile_wheel(&inside, &wheel)
 }
 
 /// Builds the guest that a wheel has, and puts it into the package.

@@ -25,6 +25,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::aarch64::{GuestCompiler, compile_guests};
 use crate::command::{cargo, output, run};
 use crate::host;
 use installation::Installation;
@@ -32,7 +33,7 @@ use origin::{PACKAGE, time};
 
 pub(crate) use precompiled::{add_to as add_precompiled, into_wheel as precompile_wheel};
 
-pub(crate) const GLIBC: &str = "x86_64-unknown-linux-gnu";
+const GLIBC: &str = "x86_64-unknown-linux-gnu";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 const ARM64: &str = crate::aarch64::TARGET;
 
@@ -243,7 +244,14 @@ fn npm(target: &str, profile: &str, to: &Path) -> Result<PathBuf> {
     compile(&["--package", "afresh-node", "--lib"], &[], target, profile)?;
     let licences = bill::licences_of_library("afresh-node", target)?;
     let native = artifacts(target, profile).join("libafresh_node.so");
-    crate::node::pack(&native, target, Some(&licences), to)
+    if target != ARM64 {
+        return crate::node::pack(&native, "x64", Some(&licences), to, crate::node::compile);
+    }
+    // The tool of this host does not know the library.
+    run(Command::new(installation::binutil("strip", target)).arg("--strip-unneeded").arg(&native))?;
+    let compiler = GuestCompiler { interpreter: &["node", "-e"], program: crate::node::COMPILE };
+    let compile = |package: &Path, folder: &Path| compile_guests(package, &compiler, folder);
+    crate::node::pack(&native, "arm64", Some(&licences), to, compile)
 }
 
 /// Compiles one program or library for a target, with further `arguments` of rustc for it alone.

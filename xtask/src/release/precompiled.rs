@@ -11,17 +11,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::ARM64;
 use super::installation::{copy, create};
 use super::origin::time;
-use crate::aarch64::{GuestCompiler, compile_guests};
 use crate::command::run;
 use crate::host;
 
 /// The folder of compiled guests, in that of the guests.
 const FOLDER: &str = "precompiled";
 
-const COMPILE: &str =
+/// The function of the Python package that fills a folder with compiled guests.
+pub(super) const COMPILE: &str =
     "import sys; from afresh import _languages; _languages.precompile(sys.argv[1])";
 
 /// Adds a folder of compiled guests to the guests of a package; `compile` fills it.
@@ -39,22 +38,24 @@ pub(crate) fn add_to(guests: &Path, compile: impl FnOnce(&Path) -> Result<()>) -
     run(Command::new("chmod").arg("-R").arg("u=rwX,go=rX").arg(folder))
 }
 
-/// The compiler of a wheel for arm64.
-const ARM64_COMPILER: GuestCompiler =
-    GuestCompiler { interpreter: &["python3", "-B", "-c"], program: COMPILE };
+/// Adds the compiled guests to a wheel for this host's C library, whose native half compiles them.
+pub(crate) fn into_wheel(python: &Path, wheel: &Path) -> Result<()> {
+    into_wheel_by(python, wheel, |package, folder| {
+        let mut compile = Command::new(python);
+        compile.current_dir(package).env("PYTHONDONTWRITEBYTECODE", "1");
+        run(compile.arg("-c").arg(COMPILE).arg(folder))
+    })
+}
 
-/// Adds the compiled guests to a wheel for glibc, whose native half compiles them.
-pub(crate) fn into_wheel(python: &Path, wheel: &Path, target: &str) -> Result<()> {
+/// Adds the guests that `compile` makes to a wheel. It gets the unpacked package, and the folder
+/// for them.
+pub(super) fn into_wheel_by(
+    python: &Path,
+    wheel: &Path,
+    compile: impl FnOnce(&Path, &Path) -> Result<()>,
+) -> Result<()> {
     repack(python, wheel, |guests, kept| {
-        let package = guests.join("../..");
-        if target == ARM64 {
-            add_to(guests, |folder| compile_guests(&package, &ARM64_COMPILER, folder))?;
-        } else {
-            let mut compile = Command::new(python);
-            compile.current_dir(package).env("PYTHONDONTWRITEBYTECODE", "1");
-            compile.arg("-c").arg(COMPILE);
-            add_to(guests, |folder| run(compile.arg(folder)))?;
-        }
+        add_to(guests, |folder| compile(&guests.join("../.."), folder))?;
         if kept.exists() {
             std::fs::remove_dir_all(kept)?;
         }

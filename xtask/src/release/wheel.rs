@@ -10,7 +10,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::installation::write;
-use super::{Processor, bill, precompiled, time};
+use super::{ARM64, Processor, bill, precompiled, time};
+use crate::aarch64::{GuestCompiler, compile_guests};
 use crate::command::{output, run};
 use crate::{host, python};
 
@@ -21,6 +22,10 @@ pub(super) const MUSLLINUX: &str = "musllinux_1_2";
 
 const TOOLS: [&str; 4] =
     ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2", "wheel==0.45.1"];
+
+/// The compiler of a wheel for arm64.
+const ARM64_COMPILER: GuestCompiler =
+    GuestCompiler { interpreter: &["python3", "-B", "-c"], program: precompiled::COMPILE };
 
 /// Builds the wheel for a platform.
 pub(super) fn build(
@@ -43,7 +48,13 @@ pub(super) fn build(
     run(build.arg("--out").arg(to))?;
     let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform, processor.name));
     if platform == MANYLINUX {
-        precompiled::into_wheel(&inside, &wheel, target)?;
+        if target == ARM64 {
+            let compile =
+                |package: &Path, folder: &Path| compile_guests(package, &ARM64_COMPILER, folder);
+            precompiled::into_wheel_by(&inside, &wheel, compile)?;
+        } else {
+            precompiled::into_wheel(&inside, &wheel)?;
+        }
     } else {
         precompiled::into_other_wheel(&inside, &wheel)?;
     }
