@@ -15,6 +15,12 @@ pub(crate) struct ResponseHead {
     bodiless: bool,
 }
 
+/// Whether `input` may have a whole head, or is too long for one. Its first `seen` bytes have no end
+/// of a head, and are not searched again.
+pub(crate) fn may_have_head(input: &[u8], seen: usize) -> bool {
+    input.len() >= MAX_HEAD || head_end(&input[seen.saturating_sub(3)..]).is_some()
+}
+
 impl ResponseHead {
     /// Reads the head at the beginning of `bytes`: it and its length, once it is whole. `bodiless`
     /// for the response to `HEAD`.
@@ -108,6 +114,19 @@ impl ResponseHead {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_head_is_found_in_new_bytes() {
+        let head = b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n";
+        for seen in 0..head.len() {
+            assert!(!may_have_head(&head[..seen], seen.saturating_sub(1)), "{seen}");
+            assert!(may_have_head(head, seen), "{seen}");
+        }
+        // Earlier bytes are not searched.
+        let (long, seen) = ([head, &[b'a'; 100][..]].concat(), head.len() + 50);
+        assert!(may_have_head(&long, 0) && !may_have_head(&long, seen));
+        assert!(may_have_head(&[b'a'; MAX_HEAD], MAX_HEAD - 1));
+    }
 
     #[test]
     fn the_framing_of_a_response_is_that_of_the_standard() {

@@ -6,7 +6,7 @@ use super::{IDLE_TIMEOUT, ProxiedConnection, Stop};
 use crate::body::{BodyDecoder, LAST_CHUNK, push_chunk};
 use crate::log::Outcome;
 use crate::request_head::{BodyFraming, RequestHead};
-use crate::response_head::ResponseHead;
+use crate::response_head::{ResponseHead, may_have_head};
 
 /// Interval of checks for the guest's end while bytes move.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,6 +34,8 @@ impl ProxiedConnection {
         let mut request_done = has_no_body(head);
         let mut response: Option<(ResponseHead, BodyDecoder)> = None;
         let mut chunked = false;
+        // Bytes of a response without the end of its head.
+        let mut seen = 0;
         let mut looked = Instant::now();
         loop {
             let begun = response.is_some();
@@ -67,11 +69,17 @@ impl ProxiedConnection {
                 moved |= taken > 0;
             }
             if response.is_none() {
-                match ResponseHead::parse(&upstream.input, head.method == "HEAD") {
+                let may_have_head = may_have_head(&upstream.input, seen);
+                seen = upstream.input.len();
+                let parsed = match may_have_head {
+                    true => ResponseHead::parse(&upstream.input, head.method == "HEAD"),
+                    false => Ok(None),
+                };
+                match parsed {
                     Err(reason) => return Err(server(reason.to_owned())),
                     Ok(Some((found, len))) => {
                         upstream.take(len);
-                        moved = true;
+                        (moved, seen) = (true, 0);
                         if found.status == 101 {
                             return Err(server("it changes to another protocol".to_owned()));
                         }
