@@ -16,6 +16,7 @@ mod relay;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,6 +29,7 @@ use crate::request_head::{HeaderList, MAX_HEAD, RequestHead};
 use crate::rule::Rule;
 use crate::tls;
 
+use quota::ProxyPermit;
 pub use quota::ProxyQuota;
 use relay::{RelayEnd, request_to_sent};
 
@@ -104,23 +106,20 @@ impl ProxiedServer {
     /// which does not block. Its end is the end of the proxy.
     ///
     /// # Errors
-    /// When there are too many, or the host has no threads or descriptors.
+    /// When the guest or the present owner has too many, or the host has no threads or descriptors.
     pub fn serve(&self, log: &ConnectionLog, quota: &ProxyQuota) -> io::Result<UnixStream> {
-        let permit = quota.permit().ok_or_else(|| {
-            io::Error::other("the guest or this host has too many proxied connections")
-        })?;
         let (guest, own) = UnixStream::pair()?;
         guest.set_nonblocking(true)?;
         own.set_nonblocking(true)?;
+        let own = Arc::new(own);
+        let permit = quota.permit(own.clone()).map_err(io::Error::other)?;
         let (server, log) = (self.clone(), log.clone());
-        let work = move || {
-            let _permit = permit;
-            match server.accept(own) {
-                Ok(guest) => {
-                    ProxiedConnection { server, log, guest, upstream: None, is_gone: false }.run()
-                }
-                Err(reason) => log.record(server.record(Outcome::Failed).reason(reason)),
+        let work = move || match server.accept(own) {
+            Ok(guest) => {
+                let (upstream, is_gone) = (None, false);
+                ProxiedConnection { server, log, guest, upstream, is_gone, permit }.run();
             }
+            Err(reason) => log.record(server.record(Outcome::Failed).reason(reason)),
         };
         std::thread::Builder::new()
             .name("afresh-egress".to_owned())
@@ -130,7 +129,7 @@ impl ProxiedServer {
     }
 
     /// The guest's side, before a handshake.
-    fn accept(&self, socket: UnixStream) -> Result<Peer, String> {
+    fn accept(&self, socket: Arc<UnixStream>) -> Result<Peer, String> {
         let Some(authority) = self.first.authority() else {
             return Ok(Peer::new(socket.into(), None));
         };
@@ -182,11 +181,17 @@ struct ProxiedConnection {
     upstream: Option<Peer>,
     /// Whether the guest's end is closed.
     is_gone: bool,
+    permit: ProxyPermit,
 }
 
 impl ProxiedConnection {
     fn run(mut self) {
-        match self.serve() {
+        let end = self.serve();
+        if self.permit.has_given_up() {
+            let reason = "another owner needed its place, and its own has the most connections";
+            return self.log.record(self.server.record(Outcome::Failed).reason(reason));
+        }
+        match end {
             Ok(()) | Err(Stop::Over) => {}
             Err(Stop::Because(outcome, reason)) => {
                 // An alert of TLS may wait.
@@ -200,6 +205,7 @@ impl ProxiedConnection {
         self.shake_hands()?;
         self.log.record(self.server.record(Outcome::Allowed));
         while let Some(read) = self.next_head()? {
+            self.permit.note_request();
             let lasts = match read {
                 Ok(head) => self.exchange(head)?,
                 Err(reason) => {
@@ -211,6 +217,7 @@ impl ProxiedConnection {
             if !lasts {
                 break;
             }
+            self.permit.note_idle();
         }
         self.guest.end();
         Ok(())

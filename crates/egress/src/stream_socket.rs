@@ -5,14 +5,15 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 /// A connected socket that does not block.
 #[derive(Debug)]
 pub enum StreamSocket {
     /// A connection to a server.
     Tcp(TcpStream),
-    /// An end of a pair.
-    Unix(UnixStream),
+    /// An end of a pair. Another thread may shut it down.
+    Unix(Arc<UnixStream>),
 }
 
 impl StreamSocket {
@@ -36,6 +37,12 @@ impl From<TcpStream> for StreamSocket {
 
 impl From<UnixStream> for StreamSocket {
     fn from(stream: UnixStream) -> Self {
+        Self::Unix(Arc::new(stream))
+    }
+}
+
+impl From<Arc<UnixStream>> for StreamSocket {
+    fn from(stream: Arc<UnixStream>) -> Self {
         Self::Unix(stream)
     }
 }
@@ -53,7 +60,7 @@ impl Read for StreamSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.read(buffer),
-            Self::Unix(stream) => stream.read(buffer),
+            Self::Unix(stream) => (&**stream).read(buffer),
         }
     }
 }
@@ -62,7 +69,7 @@ impl Write for StreamSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write(bytes),
-            Self::Unix(stream) => stream.write(bytes),
+            Self::Unix(stream) => (&**stream).write(bytes),
         }
     }
 

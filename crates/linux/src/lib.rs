@@ -75,8 +75,9 @@ mod warm;
 mod window_charge;
 
 pub use afresh_egress::{
-    ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, EgressFilter, FilterError,
-    NetGrant, Outcome, ParseDestinationError, ParseGrantError, Rule, SharedFilter,
+    ConnectionLog, ConnectionOwner, ConnectionReceiver, ConnectionRecord, Destination,
+    EgressFilter, FilterError, NetGrant, Outcome, ParseDestinationError, ParseGrantError, Rule,
+    SharedFilter,
 };
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;

@@ -11,13 +11,12 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use afresh_egress::{
-    ConnectionLog, ConnectionRecord, DENIED, DestinationQuery, EgressFilter, EgressPolicy, Outcome,
-    ProxyQuota, Route, Server, StreamSocket,
+    ConnectionLog, ConnectionOwner, ConnectionRecord, DENIED, DestinationQuery, EgressFilter,
+    EgressPolicy, Outcome, ProxyQuota, Route, Server, SharedLimit, SharedPlace, StreamSocket,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -28,12 +27,12 @@ const LINES: usize = 256;
 /// Maximum connections of a guest from clients of its published ports. Idle clients leave the rest
 /// to connections that the guest makes.
 const MAX_ADMITTED: usize = LINES / 2;
-/// Maximum connections of all guests of this process: each takes descriptors.
-const ALL_LINES: usize = 8192;
+/// Connections of all guests of this process: each takes descriptors.
+static ALL_LINES: SharedLimit = SharedLimit::new(8192);
 /// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for
 /// their turn.
 const MAKERS: usize = 16;
-const ALL_MAKERS: usize = 128;
+static ALL_MAKERS: SharedLimit = SharedLimit::new(128);
 /// How soon one that waits for others' threads looks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The port of the name server, in records of names.
@@ -42,23 +41,6 @@ const DNS_PORT: u16 = 53;
 const DENIAL: &str = "a rule of this guest denies it";
 /// Bytes that are moved at a time.
 const PIECE: usize = 16 << 10;
-
-/// One unit of a quota in this process; returned when it is dropped.
-#[derive(Debug)]
-struct ProcessQuota(&'static AtomicUsize);
-
-impl ProcessQuota {
-    fn of(count: &'static AtomicUsize, most: usize) -> Option<Self> {
-        let share = Self(count);
-        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(share)
-    }
-}
-
-impl Drop for ProcessQuota {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 thread_local! {
     /// Bytes that were sent and not taken yet.
@@ -71,9 +53,6 @@ thread_local! {
 pub fn take_outbound_bytes() -> u64 {
     SENT.take()
 }
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static MAKING_NOW: AtomicUsize = AtomicUsize::new(0);
 
 /// A connection, with the channels of its guest socket.
 #[derive(Debug)]
@@ -89,7 +68,8 @@ struct OutboundConnection {
     filter: Option<EgressFilter>,
     /// Whether a client of a published port made it.
     is_admitted: bool,
-    _share: ProcessQuota,
+    /// Its place among those of this process.
+    place: SharedPlace,
 }
 
 #[derive(Debug)]
@@ -179,6 +159,15 @@ impl OutboundConnections {
         known
     }
 
+    /// A place for one more connection, for the owner of the guest that runs.
+    fn place(&self) -> Result<SharedPlace, String> {
+        if self.list.len() >= LINES {
+            return Err(format!("the guest has {LINES} connections already"));
+        }
+        let place = ALL_LINES.take(&ConnectionOwner::present());
+        place.map_err(|refusal| format!("too many connections: {refusal}"))
+    }
+
     /// Begins to connect along `route`, for a socket with these channels; false where there are too
     /// many already.
     pub(crate) fn begin(
@@ -188,10 +177,12 @@ impl OutboundConnections {
         from: u64,
         to: u64,
     ) -> bool {
-        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES);
-        let Some(share) = share else {
-            self.log().record(asked.failed("the guest or this host has too many connections"));
-            return false;
+        let place = match self.place() {
+            Ok(place) => place,
+            Err(reason) => {
+                self.log().record(asked.failed(reason));
+                return false;
+            }
         };
         let link = match route {
             Route::Direct(server) => Link::Waiting(server, asked),
@@ -213,7 +204,7 @@ impl OutboundConnections {
             owed: true,
             filter,
             is_admitted: false,
-            _share: share,
+            place,
         });
         self.start();
         true
@@ -228,8 +219,8 @@ impl OutboundConnections {
     /// Takes such a connection, for a guest socket with these channels. Returns it where there are
     /// too many already.
     pub(crate) fn admit(&mut self, stream: TcpStream, from: u64, to: u64) -> Result<(), TcpStream> {
-        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.admits());
-        let Some(share) = share else { return Err(stream) };
+        let place = self.place().ok().filter(|_| self.admits());
+        let Some(place) = place else { return Err(stream) };
         let (link, filter) = (Link::Made(stream.into()), EgressFilter::present());
         self.list.push(OutboundConnection {
             from,
@@ -238,7 +229,7 @@ impl OutboundConnections {
             owed: false,
             filter,
             is_admitted: true,
-            _share: share,
+            place,
         });
         Ok(())
     }
@@ -249,7 +240,7 @@ impl OutboundConnections {
         let log = self.log();
         let waiting = self.list.iter_mut().filter(|line| matches!(line.link, Link::Waiting(..)));
         for line in waiting.take(MAKERS.saturating_sub(making)) {
-            let Some(share) = ProcessQuota::of(&MAKING_NOW, ALL_MAKERS) else { return };
+            let Ok(maker) = ALL_MAKERS.take(line.place.owner()) else { continue };
             let Link::Waiting(server, asked) = &line.link else { continue };
             let (server, asked, log) = (server.clone(), asked.clone(), log.clone());
             let Ok((ours, theirs)) = UnixStream::pair() else { return };
@@ -263,7 +254,7 @@ impl OutboundConnections {
                 });
                 // It may not be needed any more.
                 let _ = done.send(connected.map(StreamSocket::from));
-                drop((theirs, share));
+                drop((theirs, maker));
             };
             let thread = std::thread::Builder::new().name("afresh-connect".to_owned()).spawn(work);
             if thread.is_err() {
@@ -508,5 +499,78 @@ impl OutboundConnection {
             self.owed = false;
         }
         moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+    use std::time::Instant;
+
+    use afresh_egress::NetGrant;
+
+    use super::*;
+
+    const NAME: DestinationQuery<'static> = DestinationQuery::Name("a.test");
+    /// Guests that together have more connections to make than one owner may at a time.
+    const GUESTS: usize = 7;
+
+    /// A listener that completes no further connection, and its clients.
+    fn full_listener() -> (TcpListener, Vec<TcpStream>) {
+        use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        listen(&socket, 0).unwrap();
+        let listener = TcpListener::from(socket);
+        let address = listener.local_addr().unwrap();
+        let brief = Duration::from_millis(500);
+        let clients = std::iter::from_fn(|| TcpStream::connect_timeout(&address, brief).ok());
+        let clients = clients.take(64).collect();
+        (listener, clients)
+    }
+
+    fn guest(listener: &TcpListener) -> OutboundConnections {
+        let grant = format!("a.test:80={}", listener.local_addr().unwrap());
+        let grant: NetGrant = grant.parse().unwrap();
+        OutboundConnections::new([grant].into_iter().collect())
+    }
+
+    fn begin(guest: &mut OutboundConnections, channel: u64) -> bool {
+        let route = guest.route(NAME, 80).unwrap();
+        let record = ConnectionRecord::of(NAME, 80, Outcome::Allowed);
+        guest.begin(route, record, channel, channel + 1)
+    }
+
+    fn making(guest: &OutboundConnections) -> usize {
+        guest.list.iter().filter(|line| matches!(line.link, Link::Making(..))).count()
+    }
+
+    #[test]
+    fn connections_of_an_owner_to_a_silent_server_leave_others_theirs() {
+        let (one, two) = (ConnectionOwner::new("one"), ConnectionOwner::new("two"));
+        let (full, _clients) = full_listener();
+        let mut guests: Vec<_> = (0..GUESTS).map(|_| guest(&full)).collect();
+        one.within(|| {
+            for guest in &mut guests {
+                (0..MAKERS as u64).for_each(|at| assert!(begin(guest, at * 2)));
+            }
+        });
+        assert_eq!(guests.iter().map(making).sum::<usize>(), 96);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = guest(&listener);
+        two.within(|| assert!(begin(&mut other, 0)));
+        let Link::Making(made, _) = &other.list[0].link else { panic!("{other:?}") };
+        made.recv().unwrap().unwrap();
+        // Another guest of the first owner has to wait for the end of these.
+        let mut further = guest(&full);
+        one.within(|| assert!(begin(&mut further, 0)));
+        assert_eq!(making(&further), 0);
+        drop(guests);
+        let until = Instant::now() + Duration::from_secs(60);
+        while making(&further) == 0 {
+            assert!(Instant::now() < until, "no connection begins");
+            std::thread::sleep(POLL_INTERVAL);
+            further.start();
+        }
     }
 }

@@ -427,7 +427,8 @@ impl Sandboxes {
                     #[cfg(linux_guests)]
                     let done = {
                         let log = sandbox.connection_log(this.audit.as_ref());
-                        sandbox.network.within(|| log.within(call))
+                        let call = || sandbox.network.within(|| log.within(call));
+                        sandbox.connection_owner().within(call)
                     };
                     #[cfg(not(linux_guests))]
                     let done = call();

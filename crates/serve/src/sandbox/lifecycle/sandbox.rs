@@ -213,6 +213,12 @@ impl Sandbox {
         self.connections.get_or_init(|| connection_log(audit, &self.tenant, &self.id))
     }
 
+    /// The owner of its connections: limits of the process have a share for each tenant.
+    #[cfg(linux_guests)]
+    pub(crate) fn connection_owner(&self) -> afresh::linux::ConnectionOwner {
+        afresh::linux::ConnectionOwner::new(self.tenant.clone())
+    }
+
     pub(crate) fn new(
         id: String,
         token: String,

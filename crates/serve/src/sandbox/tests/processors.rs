@@ -109,3 +109,16 @@ async fn the_time_of_a_fetch_is_no_wait_for_a_processor() {
     all.with(&sandbox, |_| Ok(())).await.unwrap();
     assert!(fetched.load(Ordering::Relaxed));
 }
+
+#[cfg(linux_guests)]
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_a_call_count_for_its_tenant() {
+    use afresh::linux::ConnectionOwner;
+
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&dir);
+    let all = open_narrow(&config, FaultyStore::open(&config.dir)).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    let owner = all.with(&sandbox, |_| Ok(ConnectionOwner::present())).await.unwrap();
+    assert_eq!(owner, ConnectionOwner::new(TENANT));
+}
