@@ -178,7 +178,8 @@ impl Guest {
         self.sentry.deadline = Some(deadline);
         loop {
             self.sentry.pump();
-            let control = self.serve_open(&mut call)?;
+            let mut control = self.serve_open(&mut call)?;
+            self.sentry.leave_held(&mut control);
             self.sentry.note_call(&mut self.body.inside, &call, &control);
             match control {
                 SyscallControl::Value(value) if self.sentry.unattached => {
@@ -390,12 +391,12 @@ impl Guest {
             };
             let mut sets = ReadySets::default();
             let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now, &mut sets);
-            self.sentry.resumed = Some(wait);
             // A call that has to end for a signal is not made once more.
             if over && !self.sentry.is_dying() {
-                self.sentry.change().current_mut().threads.current_mut().wait = None;
+                self.sentry.resume(wait);
                 return Ok(NextStep::Calls(self.body.waited_call()));
             }
+            self.sentry.resumed = Some(wait);
             self.body.unpark()?;
             match self.sentry.served_signals(&mut self.body.process, true)? {
                 SignalDelivery::Ends(end) => {
@@ -403,7 +404,9 @@ impl Guest {
                 }
                 SignalDelivery::Handled => {
                     self.sentry.resumed = None;
-                    self.sentry.change().current_mut().threads.current_mut().wait = None;
+                    let state = self.sentry.change();
+                    let wait = state.current_mut().threads.current_mut().wait.take();
+                    state.give_up(wait);
                     return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
                 }
                 // An ignored signal does not wake it.

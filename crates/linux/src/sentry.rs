@@ -152,6 +152,21 @@ impl Sentry {
         Arc::make_mut(&mut self.state)
     }
 
+    /// Ends the wait of the current thread, whose call is made once more.
+    pub(crate) fn resume(&mut self, mut wait: Wait) {
+        let state = self.change();
+        state.current_mut().threads.current_mut().wait = None;
+        state.use_held(&mut wait);
+        self.resumed = Some(wait);
+    }
+
+    /// After a call; see [`Kernel::leave_held`].
+    pub(crate) fn leave_held(&mut self, control: &mut SyscallControl) {
+        if self.state.holds_files() {
+            self.change().leave_held(control);
+        }
+    }
+
     /// Serves one call. An error that the guest caused is a return value.
     pub(crate) fn serve(
         &mut self,

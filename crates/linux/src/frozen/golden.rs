@@ -1,4 +1,4 @@
-//! Versions 11 to 17 of the state, frozen: the kernel state of a guest that was written when a
+//! Versions 11 to 18 of the state, frozen: the kernel state of a guest that was written when a
 //! version began is still read, and written byte for byte as then.
 //!
 //! The goldens in `tests/golden` are never written again. A change that makes these tests fail
@@ -19,13 +19,27 @@ use crate::sentry::PackedAdditions;
 
 /// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock, a
 /// process in a user namespace, a process with an adjusted score, one of another user, files of
-/// that user, and one with another root directory.
+/// that user, one with another root directory, and one whose thread reads a pipe that another thread
+/// has closed.
 const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
     cd /tmp/d; rm f; echo own >own; chown 33:44 own . ; unshare -U sleep 100000 & \
     (setpriv --reuid 33 --regid 44 --groups 44,5 sleep 100000 | cat) & \
     chroot /usr /bin/sleep 100000 & \
+    mkfifo /tmp/closed; python3 -c \"$CLOSES\" & read closed </tmp/closed; \
     while read line; do echo $line; done";
+
+/// Its second thread waits for a pipe that the first has closed.
+const CLOSES: &str = "import os, threading, time
+reader, writer = os.pipe()
+thread = threading.Thread(target=os.read, args=(reader, 1))
+thread.start()
+while open(f'/proc/self/task/{thread.native_id}/stat').read().split()[2] != 'S':
+    time.sleep(0.01)
+time.sleep(0.5)
+os.close(reader)
+os.write(os.open('/tmp/closed', os.O_WRONLY), b'closed\\n')
+time.sleep(100000)";
 
 fn golden(engine: &str) -> PathBuf {
     let version = engine.rsplit(' ').next().unwrap_or_default();
@@ -46,6 +60,7 @@ fn write() {
     }
     let granted = ["/bin", "/etc", "/lib", "/lib64", "/usr"];
     let program = Program::new("/bin/sh").arg("-c").arg(COMMANDS).request(b"warm\n").user(0, 0);
+    let program = program.env("CLOSES", CLOSES).env("PATH", "/usr/bin:/bin");
     let program = granted.iter().fold(program, |program, path| program.grant(path));
     let frozen = program.warm().unwrap().freeze().unwrap();
     let file = std::fs::File::create(golden(ENGINE)).unwrap();
@@ -87,7 +102,7 @@ fn the_state_of_version_12_is_read_and_written_as_it_was() {
 }
 
 #[test]
-fn the_states_of_versions_13_to_17_are_read_and_written_as_they_were() {
+fn the_states_of_versions_13_to_18_are_read_and_written_as_they_were() {
     write();
     ENGINES_BEFORE[2..].iter().copied().chain([ENGINE]).for_each(check_whole);
 }
@@ -95,7 +110,13 @@ fn the_states_of_versions_13_to_17_are_read_and_written_as_they_were() {
 fn check_whole(engine: &str) {
     let golden = golden_bytes(engine);
     let (header, additions) = read_header(&golden).unwrap();
-    check(&header, if engine == ENGINE { 6 } else { 5 });
+    let [_, _, _, _, _, version_16, version_17] = ENGINES_BEFORE;
+    let processes = match engine {
+        ENGINE => 7,
+        engine if engine == version_17 => 6,
+        _ => 5,
+    };
+    check(&header, processes);
     assert_ne!(additions.tunables, Default::default());
     let bytes = postcard::to_allocvec(&header).unwrap();
     let header_len = bytes.len();
@@ -103,7 +124,7 @@ fn check_whole(engine: &str) {
     let additions_len = bytes.len();
     let mut bytes = postcard::to_extend(&additions.tunables, bytes).unwrap();
     let tunables_len = bytes.len();
-    let has_users = [ENGINES_BEFORE[5], ENGINE].contains(&engine);
+    let has_users = [version_16, version_17, ENGINE].contains(&engine);
     if has_users {
         assert_ne!(additions.users, Default::default());
         bytes = postcard::to_extend(&additions.users, bytes).unwrap();
@@ -111,15 +132,21 @@ fn check_whole(engine: &str) {
         assert_eq!(additions.users, Default::default(), "the guest is user 1000");
     }
     let users_len = bytes.len();
-    assert_eq!(additions.roots.is_empty(), engine != ENGINE);
-    if engine == ENGINE {
+    let has_roots = [version_17, ENGINE].contains(&engine);
+    assert_eq!(additions.roots.is_empty(), !has_roots);
+    if has_roots {
         bytes = postcard::to_extend(&additions.roots, bytes).unwrap();
     }
+    let roots_len = bytes.len();
+    assert_eq!(additions.held.is_empty(), engine != ENGINE);
+    if engine == ENGINE {
+        bytes = postcard::to_extend(&additions.held, bytes).unwrap();
+    }
     assert!(bytes == golden, "the state has another form");
-    // An empty map of roots behind version 16 would be valid.
+    // An empty map behind version 16 or 17 would be valid.
     assert!(read_header(&[&golden[..], &[1]].concat()).is_err());
     for length in header_len + 1..golden.len() {
-        let is_older = [additions_len, tunables_len, users_len].contains(&length);
+        let is_older = [additions_len, tunables_len, users_len, roots_len].contains(&length);
         assert_eq!(read_header(&golden[..length]).is_err(), !is_older, "{length}");
     }
     refuse_parts(&golden, header_len);

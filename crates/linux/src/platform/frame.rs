@@ -70,6 +70,19 @@ impl Context {
         }
     }
 
+    /// The number and the arguments of the call that the thread waits in.
+    pub(crate) fn call(&self) -> Option<(i64, [u64; 6])> {
+        let word = |register: Register| {
+            let bytes = self.bytes.get(register.offset()..register.offset() + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let mut args = [0; 6];
+        for (arg, register) in args.iter_mut().zip(Register::ARGUMENTS) {
+            *arg = word(register)?;
+        }
+        Some((i64::from(word(Register::NUMBER)? as u32), args))
+    }
+
     /// The same for a new thread: with its stack and base, and a call that returns 0.
     pub(crate) fn child(&self, stack: Option<u64>, base: Option<u64>) -> Self {
         let mut bytes = self.bytes.to_vec();

@@ -12,6 +12,7 @@ mod bounds;
 mod calls;
 mod clock;
 mod clones;
+mod closed_descriptors;
 mod common;
 mod database;
 mod deltas;

@@ -14,6 +14,7 @@ use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll_set::EpollSet;
+use crate::sentry::kernel::held_files::{HeldFiles, held_description};
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::open_fifo::Fifo;
@@ -197,6 +198,8 @@ pub(crate) struct FdTable {
     holders: BTreeMap<u64, u32>,
     /// Descriptions that watch files.
     watching: BTreeSet<u64>,
+    /// Descriptors that the resumed call uses, though they are closed.
+    pub(super) held: HeldFiles,
     next: u64,
     /// Numbers that the current process may have descriptors of.
     room: u32,
@@ -222,6 +225,7 @@ impl FdTable {
             descriptions: BTreeMap::new(),
             holders: BTreeMap::new(),
             watching: BTreeSet::new(),
+            held: HeldFiles::new(),
             next: 0,
             room: DESCRIPTORS,
             carried: InFlightFds::default(),
@@ -278,9 +282,18 @@ impl FdTable {
         let descriptors = others.remove(&own).unwrap_or_default();
         let last = descriptions.keys().next_back().copied().unwrap_or_default();
         let (holders, watching) = (BTreeMap::new(), BTreeSet::new());
-        let room = DESCRIPTORS;
-        let mut table =
-            Self { descriptors, others, descriptions, holders, watching, next, room, carried };
+        let (room, held) = (DESCRIPTORS, HeldFiles::new());
+        let mut table = Self {
+            descriptors,
+            others,
+            descriptions,
+            holders,
+            watching,
+            held,
+            next,
+            room,
+            carried,
+        };
         table.count_holders();
         (fits && last < next).then_some(table)
     }
@@ -294,18 +307,19 @@ impl FdTable {
     }
 
     pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {
-        let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
-        self.descriptions.get(&descriptor.description).ok_or(Errno::BADF)
+        self.descriptions.get(&self.id(descriptor)?).ok_or(Errno::BADF)
     }
 
     pub(crate) fn get_mut(&mut self, descriptor: u64) -> Result<&mut Description, Errno> {
-        let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
-        self.descriptions.get_mut(&descriptor.description).ok_or(Errno::BADF)
+        let id = self.id(descriptor)?;
+        self.descriptions.get_mut(&id).ok_or(Errno::BADF)
     }
 
     /// The description of `descriptor`.
     pub(crate) fn id(&self, descriptor: u64) -> Result<u64, Errno> {
-        Ok(self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?.description)
+        let number = descriptor as u32;
+        let open = || self.descriptors.get(&number).map(|descriptor| descriptor.description);
+        held_description(&self.held, number).or_else(open).ok_or(Errno::BADF)
     }
 
     /// The objects of the descriptors of a process, by number: of `other`, or the current one.

@@ -80,17 +80,22 @@ impl Kernel {
         }
     }
 
-    /// Cancels a wait to open a named pipe.
-    pub(in crate::sentry) fn give_up(&mut self, wait: Option<Wait>) {
-        if let Some(Wait { reason: WaitReason::Fifo(PendingOpen { fifo, .. }), .. }) = wait {
+    /// Cancels a wait: one to open a named pipe, or one that holds files.
+    pub(crate) fn give_up(&mut self, wait: Option<Wait>) {
+        let Some(Wait { reason, held, .. }) = wait else { return };
+        if let WaitReason::Fifo(PendingOpen { fifo, .. }) = reason {
             self.forget(Some(Description::new(FileObject::Fifo(fifo), 0)));
         }
+        self.release_held(held);
     }
 
     /// Cancels the waits of all threads of the current process except one.
     pub(in crate::sentry) fn give_up_all(&mut self, but: Option<u32>) {
         let threads = self.processes.current.threads.iter();
-        let waits = threads.filter(|(id, thread)| Some(*id) != but && opening(thread).is_some());
+        let holds =
+            |thread: &Thread| thread.wait.as_ref().is_some_and(|wait| !wait.held.is_empty());
+        let ends = |thread: &Thread| opening(thread).is_some() || holds(thread);
+        let waits = threads.filter(|(id, thread)| Some(*id) != but && ends(thread));
         for id in waits.map(|(id, _)| id).collect::<Vec<_>>() {
             let wait =
                 self.processes.current.threads.get_mut(id).and_then(|thread| thread.wait.take());

@@ -24,6 +24,7 @@ use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject};
 use crate::sentry::kernel::file_locks::FileLocks;
+use crate::sentry::kernel::held_files::PackedHeldFiles;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
@@ -93,6 +94,9 @@ pub(crate) struct PackedAdditions {
     /// Added by version 17, and stored behind these.
     #[serde(skip)]
     pub(crate) roots: PackedRoots,
+    /// Added by version 18, and stored behind these.
+    #[serde(skip)]
+    pub(crate) held: PackedHeldFiles,
 }
 
 /// The processes with another root directory than the root of the tree.
@@ -239,7 +243,8 @@ impl Kernel {
         let tunables = self.tunables.clone();
         let peers = PeerUsers::of(peers(&mut packed.descriptions, &mut packed.channels));
         let users = PackedUsers { users: self.namespaces.users.clone(), peers };
-        let additions = PackedAdditions { namespaces, locks, tunables, users, roots };
+        let held = self.packed_held();
+        let additions = PackedAdditions { namespaces, locks, tunables, users, roots, held };
         Ok((packed, additions, files.to_bytes()))
     }
 
@@ -381,6 +386,8 @@ impl Kernel {
             processes,
         };
         state.find_inner_sets();
+        let held = state.unpack_held(additions.held);
+        held.ok_or_else(|| damaged("a call holds a file that it does not wait for"))?;
         for (memory, locks) in additions.locks {
             let layout = state.layout_of_mut(memory);
             if !layout.is_some_and(|layout| layout.unpack_locks(locks)) {

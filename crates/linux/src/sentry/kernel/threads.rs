@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::Context;
 use crate::sentry::kernel::file_locks::FileLock;
+use crate::sentry::kernel::held_files::HeldFiles;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::message_queues::WantedMessage;
 use crate::sentry::kernel::open_fifo::PendingOpen;
@@ -129,11 +130,14 @@ pub(crate) struct Wait {
     pub(crate) done: u64,
     /// Whether it was woken.
     pub(crate) woken: bool,
+    /// Closed descriptors that the call still uses. Snapshots store them behind the roots.
+    #[serde(skip)]
+    pub(crate) held: HeldFiles,
 }
 
 impl Wait {
     pub(crate) fn new(reason: WaitReason, until: Option<MonotonicTime>) -> Self {
-        Self { reason, until, done: 0, woken: false }
+        Self { reason, until, done: 0, woken: false, held: HeldFiles::new() }
     }
 
     /// The number of descriptors, or of operations of semaphores, that it waits for.

@@ -44,6 +44,7 @@ impl Sentry {
         }
         let close_on_exec = flags & libc::O_CLOEXEC as u64 != 0;
         let state = self.change();
+        state.hold_for_waits(&[new]);
         let (number, last) = state.table.replace(old, new, close_on_exec)?;
         state.forget(last);
         Ok(SyscallControl::Value(u64::from(number)))
@@ -57,6 +58,7 @@ impl Sentry {
     pub(in crate::sentry) fn close(&mut self, descriptor: u64) -> SyscallResult {
         self.state.table.get(descriptor)?;
         let state = self.change();
+        state.hold_for_waits(&[descriptor]);
         let last = state.table.close(descriptor)?;
         state.forget(last);
         Ok(ZERO)
@@ -83,7 +85,9 @@ impl Sentry {
         }
         for part in numbers.chunks(CLOSED_TOGETHER) {
             self.closing(part.to_vec(), |sentry| {
-                sentry.change().close_all(part);
+                let state = sentry.change();
+                state.hold_for_waits(part);
+                state.close_all(part);
                 Ok(ZERO)
             })?;
             // Each of them is an event of watchers.

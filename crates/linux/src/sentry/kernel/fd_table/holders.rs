@@ -1,4 +1,5 @@
-//! The descriptors that hold each description: those of all processes, and those in flight.
+//! The descriptors that hold each description: those of all processes, those in flight,
+//! and those of calls that wait.
 //!
 //! Promises: a description is taken out with its last descriptor, at a cost that does not depend on
 //! the number of others. The counts are no part of a snapshot, and are made again from the
@@ -24,7 +25,7 @@ impl FdTable {
     }
 
     /// Counts a further descriptor of a description.
-    pub(super) fn hold(&mut self, id: u64) {
+    pub(in crate::sentry::kernel) fn hold(&mut self, id: u64) {
         *self.holders.entry(id).or_default() += 1;
     }
 
@@ -46,8 +47,9 @@ impl FdTable {
         closed.collect()
     }
 
-    /// Takes out those of the descriptions that are open nowhere after a message in flight.
-    pub(super) fn unused(&mut self, list: Vec<u64>) -> Vec<Description> {
+    /// Takes out those of the descriptions that are open nowhere after a message in flight or a
+    /// call.
+    pub(in crate::sentry::kernel) fn unused(&mut self, list: Vec<u64>) -> Vec<Description> {
         list.into_iter().filter_map(|id| self.release(id)).collect()
     }
 
