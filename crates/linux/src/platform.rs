@@ -84,7 +84,7 @@ pub enum PlatformError {
         way_out: &'static str,
     },
     /// The kernel refused something that it granted at other times.
-    #[error("{what} failed: {error}")]
+    #[error("{what} failed: {error}{}", way_out(error))]
     Kernel {
         /// The operation.
         what: &'static str,
@@ -109,6 +109,17 @@ pub enum PlatformError {
     /// The guest ran longer than it may. Its process was killed.
     #[error("the guest ran longer than its time limit")]
     Late,
+}
+
+/// The way out of an error at a limit of this process, behind a semicolon.
+fn way_out(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EFBIG) => {
+            "; a file in memory would exceed the limit of files of this process: raise ulimit -f"
+        }
+        Some(libc::EMFILE) => "; raise the limit of descriptors of this process: ulimit -n",
+        _ => "",
+    }
 }
 
 impl PlatformError {

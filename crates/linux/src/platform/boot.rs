@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use afresh_memory::ImageFile;
 use afresh_sys::merges_memory;
+use rustix::process::{Resource, getrlimit};
 
 use super::commands::{Continuation, StubCommands};
 use super::control::Control;
@@ -129,7 +130,9 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     for limit in [resource_numbers::RLIMIT_CORE, resource_numbers::RLIMIT_FSIZE] {
         call(libc::SYS_prlimit64, &[0, u64::from(limit), none]);
     }
-    let few = data.words(&[DESCRIPTORS, DESCRIPTORS]);
+    // The limit of this process may be lower, and cannot be raised.
+    let most = getrlimit(Resource::Nofile).maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    let few = data.words(&[most, most]);
     call(libc::SYS_prlimit64, &[0, u64::from(resource_numbers::RLIMIT_NOFILE), few]);
     if let Some(ruleset) = everything_forbidden() {
         let size = 8 * ruleset.len() as u64;

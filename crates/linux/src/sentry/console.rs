@@ -217,17 +217,25 @@ mod tests {
     use crate::sentry::host_input::HostInput;
 
     #[test]
-    fn host_input_that_a_read_could_not_store_is_read_again() {
+    fn host_input_that_a_read_did_not_take_is_read_again() {
         let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut input = HostInput::new(reader.into());
         write(&writer, b"abc").unwrap();
-        let bytes = input.take(8).unwrap().unwrap();
-        assert!(bytes == b"abc" && !input.is_ready());
-        input.put_back(bytes);
-        assert!(input.is_ready());
-        assert_eq!(input.take(2).unwrap().unwrap(), b"ab");
-        input.put_back(b"b".to_vec());
-        assert_eq!(input.take(8).unwrap().unwrap(), b"bc");
-        assert_eq!(input.take(8).unwrap(), None);
+        assert_eq!((input.len(), input.readiness()), (3, (true, false)));
+        assert_eq!(input.peek(8).unwrap().unwrap(), b"abc");
+        assert_eq!((input.is_ready(), input.len()), (true, 3));
+        write(&writer, b"d").unwrap();
+        assert_eq!(input.len(), 4);
+        assert_eq!(input.peek(2).unwrap().unwrap(), b"ab");
+        input.skip(1);
+        assert_eq!(input.peek(8).unwrap().unwrap(), b"bc");
+        input.skip(2);
+        assert_eq!(input.peek(8).unwrap().unwrap(), b"d");
+        input.skip(1);
+        assert_eq!(input.peek(8).unwrap(), None);
+        assert_eq!(input.readiness(), (false, false));
+        drop(writer);
+        assert_eq!(input.peek(8).unwrap(), Some(&[][..]));
+        assert!(input.readiness().1);
     }
 }

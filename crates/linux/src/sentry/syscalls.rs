@@ -44,6 +44,7 @@ pub(super) mod signal;
 pub(super) mod signalfd;
 pub(super) mod socket;
 pub(super) mod splice;
+mod standard_input;
 pub(super) mod stat;
 pub(super) mod stream_write;
 pub(super) mod sync;

@@ -25,6 +25,7 @@ mod file_ranges;
 mod forged;
 mod fork;
 mod generation;
+mod host_limits;
 mod http;
 mod image;
 mod inode_numbers;
@@ -63,6 +64,7 @@ mod signals;
 mod sockets;
 mod spare;
 mod spent;
+mod standard_streams;
 mod start_to_end;
 #[cfg(target_arch = "x86_64")]
 mod stub;

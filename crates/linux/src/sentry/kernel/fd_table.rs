@@ -94,6 +94,11 @@ impl FileObject {
         }
     }
 
+    /// Whether it is a standard stream, which a guest sees as a pipe.
+    pub(crate) fn is_standard(&self) -> bool {
+        matches!(self, Self::Input | Self::Output | Self::Messages)
+    }
+
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
         use FileObject::{
@@ -151,8 +156,7 @@ impl Description {
 
     /// Refuses a read or a write at a position, where what is open has none.
     pub(in crate::sentry) fn check_positions(&self) -> Result<(), Errno> {
-        use FileObject::{Input, Messages, Output};
-        let unseekable = matches!(self.open, Input | Messages | Output) || self.open.is_stream();
+        let unseekable = self.open.is_standard() || self.open.is_stream();
         if unseekable { Err(Errno::SPIPE) } else { Ok(()) }
     }
 

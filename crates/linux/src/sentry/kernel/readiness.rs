@@ -102,7 +102,7 @@ impl Kernel {
                     Some(source) => source.edges(),
                     None => streams.input.len() as u64 + u64::from(streams.ended),
                 };
-                (when(streams.has_input(), IN), edges)
+                (streams.input_events(), edges)
             }
             FileObject::Output | FileObject::Messages => (OUT, 0),
             FileObject::Device(Device::Generation(watch), _) => {

@@ -10,6 +10,7 @@ use crate::file_view::FileView;
 use crate::sentry::host_input::HostInput;
 use crate::sentry::kernel::generation::Generation;
 use crate::sentry::kernel::input_source::InputSource;
+use crate::sentry::kernel::poll_events::{HUP, IN};
 use crate::sentry::kernel::time::GuestClock;
 
 /// Input and output of a call.
@@ -167,6 +168,27 @@ impl Streams {
     /// Whether a part of an answer was kept or passed on.
     pub(crate) fn has_answered(&self) -> bool {
         self.heard > 0 || !self.output.is_empty()
+    }
+
+    /// The events of the input. A host pipe that its writers have left has hung up, unless the guest
+    /// is to wait for more there.
+    pub(crate) fn input_events(&self) -> u16 {
+        let when = |holds: bool, events: u16| if holds { events } else { 0 };
+        match &self.source {
+            Some(source) if !self.stops_at_end => {
+                let (is_readable, is_hung) = source.readiness();
+                when(is_readable, IN) | when(is_hung, HUP)
+            }
+            _ => when(self.has_input(), IN),
+        }
+    }
+
+    /// Bytes of the input that can be read without a wait.
+    pub(crate) fn input_len(&self) -> u64 {
+        match &self.source {
+            Some(source) => source.len(),
+            None => (self.input.len() - self.taken) as u64,
+        }
     }
 
     /// Whether a read of the input need not wait.

@@ -83,12 +83,12 @@ impl Sentry {
             {
                 self.control_generation(process, descriptor, watch, command, value)
             }
-            libc::F_SETOWN if description.open.is_stream() => {
+            libc::F_SETOWN if description.open.is_stream() || description.open.is_standard() => {
                 self.check_owner(value as i32)?;
                 Ok(ZERO)
             }
             command @ (libc::F_GETOWN | F_SETSIG | F_GETSIG | F_SETOWN_EX | F_GETOWN_EX)
-                if description.open.is_stream() =>
+                if description.open.is_stream() || description.open.is_standard() =>
             {
                 self.control_unowned(process, command, value)
             }
@@ -99,6 +99,9 @@ impl Sentry {
             }
             libc::F_GETLEASE => self.control_lease(descriptor, None),
             libc::F_SETLEASE => self.control_lease(descriptor, Some(value)),
+            F_GETPIPE_SZ | F_SETPIPE_SZ if description.open.is_standard() => {
+                self.standard_pipe_size((code as i32 == F_SETPIPE_SZ).then_some(value))
+            }
             seals::GET => self.seals(descriptor, None),
             seals::ADD => self.seals(descriptor, Some(value)),
             command @ (libc::F_SETLK
@@ -180,6 +183,15 @@ impl Sentry {
             }
             ioctl::FIONREAD if let FileObject::Watches(watches) = &description.open => {
                 let len = watches.readable() as u32;
+                copy_out(process, value, &len.to_le_bytes())?;
+                Ok(ZERO)
+            }
+            ioctl::FIONREAD if description.open.is_standard() => {
+                let len = match description.open {
+                    FileObject::Input => self.streams.input_len(),
+                    _ => 0,
+                };
+                let len = i32::try_from(len).unwrap_or(i32::MAX);
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(ZERO)
             }

@@ -167,7 +167,7 @@ impl Sentry {
             return Err(Errno::BADF.into());
         }
         if description.open == FileObject::Input {
-            return self.take_input(process, descriptor, to, len.min(MAX_TRANSFER));
+            return self.take_input(process, descriptor, &[(to, len.min(MAX_TRANSFER))]);
         }
         if description.open.is_stream() {
             return self.take(process, descriptor, &[(to, len.min(MAX_TRANSFER))], false);
@@ -242,52 +242,6 @@ impl Sentry {
         }
         self.accessed(descriptor, by)?;
         Ok(())
-    }
-
-    /// Bytes of the request; when none are left the guest is idle, unless there are others that may
-    /// do something.
-    fn take_input(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        to: u64,
-        len: u64,
-    ) -> SyscallResult {
-        if len == 0 {
-            return Ok(ZERO);
-        }
-        if let Some(source) = &mut self.streams.source {
-            match source.take(len as usize)? {
-                Some(bytes) if bytes.is_empty() && self.streams.stops_at_end => {
-                    self.streams.source = None;
-                }
-                Some(bytes) => {
-                    if let Err(stop) = copy_out(process, to, &bytes) {
-                        source.put_back(bytes);
-                        return Err(stop);
-                    }
-                    return Ok(SyscallControl::Value(bytes.len() as u64));
-                }
-                None => {
-                    return self.wait_for(descriptor, crate::sentry::kernel::poll_events::IN, 0);
-                }
-            }
-        }
-        let rest = &self.streams.input[self.streams.taken..];
-        if rest.is_empty() {
-            if std::mem::take(&mut self.streams.ended) {
-                return Ok(ZERO);
-            }
-            let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
-            return match waits && self.state.is_alone() {
-                true => Ok(SyscallControl::Idle),
-                false => self.wait_for(descriptor, crate::sentry::kernel::poll_events::IN, 0),
-            };
-        }
-        let now = rest.len().min(len as usize);
-        copy_out(process, to, &rest[..now])?;
-        self.streams.taken += now;
-        Ok(SyscallControl::Value(now as u64))
     }
 
     /// Where the bytes go that `call` waits for, and how many.

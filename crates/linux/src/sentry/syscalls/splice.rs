@@ -43,6 +43,12 @@ impl Sentry {
         })
     }
 
+    /// Whether a descriptor is a pipe, or a standard stream, which a guest sees as one.
+    fn is_pipe(&self, descriptor: u64) -> Result<bool, Errno> {
+        let open = &self.state.table.get(descriptor)?.open;
+        Ok(open.is_standard() || matches!(open, FileObject::Pipe { .. } | FileObject::Fifo(_)))
+    }
+
     /// The offset that a call is given for a descriptor, if it is; pipes have none.
     fn spliced_offset(&self, process: &Process, pipe: bool, at: u64) -> SyscallResult<Option<u64>> {
         match at {
@@ -84,9 +90,10 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let nonblock = flags & NONBLOCK != 0;
-        let from_offset = self.spliced_offset(process, source.is_some(), off_in)?;
-        let to_offset = self.spliced_offset(process, sink.is_some(), off_out)?;
-        if source.is_none() && sink.is_none() || source.is_some() && source == sink {
+        let (reads_pipe, writes_pipe) = (self.is_pipe(fd_in)?, self.is_pipe(fd_out)?);
+        let from_offset = self.spliced_offset(process, reads_pipe, off_in)?;
+        let to_offset = self.spliced_offset(process, writes_pipe, off_out)?;
+        if !reads_pipe && !writes_pipe || source.is_some() && source == sink {
             return Err(Errno::INVAL.into());
         }
         if len == 0 {
@@ -155,7 +162,10 @@ impl Sentry {
         let description = self.state.table.get(from)?;
         if !description.open.is_stream() {
             if description.open == FileObject::Input {
-                return Err(Errno::INVAL.into());
+                return match self.peek_input(from, len)? {
+                    Ok(bytes) => Ok(Ok(bytes)),
+                    Err(wait) => wait.map(Err),
+                };
             }
             let offset = offset.unwrap_or_else(|| description.offset());
             return self.bytes_at(description, offset, len).map(Ok);
@@ -182,6 +192,10 @@ impl Sentry {
         if !description.open.is_stream() {
             return match offset {
                 Some(_) => Ok(()),
+                None if description.open == FileObject::Input => {
+                    self.skip_input(done as usize);
+                    Ok(())
+                }
                 None => self.advance(from, done),
             };
         }
@@ -207,22 +221,25 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let (source, sink) = (self.pipe_end(from, false)?, self.pipe_end(to, true)?);
-        let (Some(source), Some(sink)) = (source, sink) else { return Err(Errno::INVAL.into()) };
-        if source == sink {
+        let are_pipes = self.is_pipe(from)? && self.is_pipe(to)?;
+        if !are_pipes || source.is_some() && source == sink {
             return Err(Errno::INVAL.into());
         }
         if len == 0 {
             return Ok(ZERO);
         }
         let nonblock = flags & NONBLOCK != 0;
-        let held = self.state.channels.get(sink).ok_or(Errno::IO)?;
-        if held.readers == 0 {
-            return self.broken_pipe(false);
+        let mut len = len.min(CHUNK_SIZE);
+        if let Some(sink) = sink {
+            let held = self.state.channels.get(sink).ok_or(Errno::IO)?;
+            if held.readers == 0 {
+                return self.broken_pipe(false);
+            }
+            if held.room() == 0 {
+                return unless(nonblock, self.wait_for(to, OUT, 0));
+            }
+            len = len.min(held.room() as u64);
         }
-        if held.room() == 0 {
-            return unless(nonblock, self.wait_for(to, OUT, 0));
-        }
-        let len = len.min(CHUNK_SIZE).min(held.room() as u64);
         let bytes = match self.spliced_bytes(from, None, len)? {
             Ok(bytes) => bytes,
             Err(wait) => return unless(nonblock, Ok(wait)),
@@ -230,7 +247,7 @@ impl Sentry {
         if bytes.is_empty() {
             return Ok(ZERO);
         }
-        self.pour(to, &bytes)
+        self.put(to, &bytes, None)
     }
 
     /// `vmsplice(2)`: the bytes are copied, so that later writes to the memory do not change those
@@ -247,10 +264,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let nonblock = flags & NONBLOCK != 0;
-        if !matches!(
-            self.state.table.get(descriptor)?.open,
-            FileObject::Pipe { .. } | FileObject::Fifo(_)
-        ) {
+        if !self.is_pipe(descriptor)? {
             return Err(Errno::BADF.into());
         }
         match self.pipe_end(descriptor, true) {
@@ -262,12 +276,16 @@ impl Sentry {
                         unless(nonblock, self.wait_for(descriptor, OUT, 0))
                     }
                     Some(room) => self.pour(descriptor, &bytes[..bytes.len().min(room)]),
-                    None => self.pour(descriptor, &bytes),
+                    None => self.put(descriptor, &bytes, None),
                 }
             }
             Err(Errno::BADF) => {
                 let pieces = pieces(process, vector, count)?;
-                unless(nonblock, self.take(process, descriptor, &pieces, false))
+                let taken = match self.state.table.get(descriptor)?.open {
+                    FileObject::Input => self.take_input(process, descriptor, &pieces),
+                    _ => self.take(process, descriptor, &pieces, false),
+                };
+                unless(nonblock, taken)
             }
             Err(errno) => Err(SyscallError::Errno(errno)),
         }

@@ -9,7 +9,7 @@ use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::syscalls::read_write::{MAX_COUNT, check_offset, pieces_of};
 
 impl Sentry {
-    /// `readv(2)`: one call reads of standard input only into the first buffer.
+    /// `readv(2)`: one call reads at most 8 MiB of a stream.
     pub(in crate::sentry) fn sys_readv(
         &mut self,
         process: &mut Process,
@@ -22,9 +22,7 @@ impl Sentry {
             return self.take(process, descriptor, &pieces, false);
         }
         if self.state.table.get(descriptor)?.open == FileObject::Input {
-            // One piece at a time is a short read, which is allowed.
-            let &(to, len) = pieces.first().unwrap_or(&(0, 0));
-            return self.sys_read(process, descriptor, to, len);
+            return self.take_input(process, descriptor, &pieces);
         }
         let offset = self.state.table.get(descriptor)?.offset();
         let done = self.scatter(process, descriptor, &pieces, offset)?;
