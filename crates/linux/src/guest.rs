@@ -403,10 +403,7 @@ impl Guest {
                     return Ok(NextStep::Halts(StopReason::End(end, Trap::Stub)));
                 }
                 SignalDelivery::Handled => {
-                    self.sentry.resumed = None;
-                    let state = self.sentry.change();
-                    let wait = state.current_mut().threads.current_mut().wait.take();
-                    state.give_up(wait);
+                    self.sentry.end_wait();
                     return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
                 }
                 // An ignored signal does not wake it.

@@ -160,6 +160,14 @@ impl Sentry {
         self.resumed = Some(wait);
     }
 
+    /// Ends the wait of the current thread, whose call is over.
+    pub(crate) fn end_wait(&mut self) {
+        self.resumed = None;
+        let state = self.change();
+        let wait = state.current_mut().threads.current_mut().wait.take();
+        state.give_up(wait);
+    }
+
     /// After a call; see [`Kernel::leave_held`].
     pub(crate) fn leave_held(&mut self, control: &mut SyscallControl) {
         if self.state.holds_files() {

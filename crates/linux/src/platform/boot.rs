@@ -131,7 +131,8 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
         call(libc::SYS_prlimit64, &[0, u64::from(limit), none]);
     }
     // The limit of this process may be lower, and cannot be raised.
-    let most = getrlimit(Resource::Nofile).maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    let most =
+        getrlimit(Resource::Nofile).maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
     let few = data.words(&[most, most]);
     call(libc::SYS_prlimit64, &[0, u64::from(resource_numbers::RLIMIT_NOFILE), few]);
     if let Some(ruleset) = everything_forbidden() {

@@ -1,4 +1,4 @@
-// Calls that wait while another thread closes their descriptor, or gives its number to another file.
+// Calls that wait while another thread closes their descriptor or replaces its file.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

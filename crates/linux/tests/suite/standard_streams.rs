@@ -46,8 +46,10 @@ fn standard_streams_are_pipes_as_on_linux() {
     assert!(child.wait().unwrap().success());
 
     let (output, messages) = (Output::default(), Output::default());
-    let streams =
-        HostStreams::default().input(input().into()).output(output.clone()).messages(messages.clone());
+    let streams = HostStreams::default()
+        .input(input().into())
+        .output(output.clone())
+        .messages(messages.clone());
     let Some(run) = common::here(Program::new(&path).run_to_end(streams)) else { return };
     let text = |output: &Output| String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
     assert_eq!(text(&messages), expected_messages);
@@ -63,7 +65,8 @@ while True:
     count = os.readv(0, parts)
     if not count:
         break
-    print(count, bytes(parts[0]).decode() + bytes(parts[1][:count - 2]).decode(), end='', flush=True)";
+    text = b''.join(parts)[:count]
+    print(count, text.decode(), end='', flush=True)";
     let Some(warm) = common::here(python.arg("-c").arg(script).request(b"warm\n").warm()) else {
         return;
     };
