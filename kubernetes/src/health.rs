@@ -87,12 +87,14 @@ impl Monitor {
         self.state().answered = Some(Instant::now());
     }
 
-    /// The lease was taken or lost.
+    /// The lease was taken, renewed or lost.
     pub fn note_lease(&self, is_held: bool) {
         let mut state = self.state();
+        // The work begins with it. A renewal says nothing of the work.
+        if is_held && !state.holds_lease {
+            state.beats[Loop::Work as usize] = Instant::now();
+        }
         state.holds_lease = is_held;
-        // The work begins with it.
-        state.beats[Loop::Work as usize] = Instant::now();
     }
 
     /// The server has named the tenant of the key, or has failed to.
@@ -187,7 +189,9 @@ mod tests {
         assert!(monitor.dead_loops().is_empty(), "it stands by");
         monitor.note_lease(true);
         assert!(monitor.dead_loops().is_empty(), "the work has just begun");
-        tokio::time::advance(BEAT_LIMIT).await;
+        tokio::time::advance(BEAT_LIMIT / 2).await;
+        monitor.note_lease(true);
+        tokio::time::advance(BEAT_LIMIT / 2).await;
         assert_eq!(monitor.dead_loops(), ["lease", "work", "probe"]);
         monitor.note_lease(false);
         assert_eq!(monitor.dead_loops(), ["lease", "probe"]);

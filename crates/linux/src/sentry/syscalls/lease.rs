@@ -125,13 +125,7 @@ impl Sentry {
         if self.state.locks.0.is_empty() || self.state.locks.against(&wanted).is_none() {
             return Ok(None);
         }
-        let until = match &self.resumed {
-            Some(Wait { reason: WaitReason::Lock(_), until, .. }) => *until,
-            _ => {
-                self.change().notify_holders(&wanted);
-                Some(self.now().saturating_add(nanoseconds(BREAK_TIME)))
-            }
-        };
+        let until = Some(self.break_until(&wanted));
         if flags & libc::O_NONBLOCK != 0 {
             return Err(Errno::AGAIN.into());
         }
@@ -141,10 +135,29 @@ impl Sentry {
                 locks.retain(|held| !held.excludes(&wanted));
             } else {
                 let held = locks.iter_mut().filter(|held| held.excludes(&wanted));
-                held.for_each(|held| held.writes = false);
+                held.for_each(|held| (held.writes, held.end) = (false, u64::MAX));
             }
             return Ok(None);
         }
         Ok(Some(SyscallControl::Wait(Wait::new(WaitReason::Lock(wanted), until))))
+    }
+
+    /// The end of the time that holders of conflicting leases have. It begins with the first open
+    /// that a lease conflicts with, which notifies its holder.
+    ///
+    /// The lease itself has that time, as the end of its range: an open that a signal interrupts is
+    /// made again, and its wait is lost.
+    fn break_until(&mut self, wanted: &FileLock) -> u64 {
+        let is_new = |held: &FileLock| held.excludes(wanted) && held.end == u64::MAX;
+        if self.state.locks.0.iter().any(is_new) {
+            // The range ends behind its start, and before that of a lease that is not broken.
+            let now = self.now().saturating_add(nanoseconds(BREAK_TIME)).min(u64::MAX - START - 2);
+            let state = self.change();
+            state.notify_holders(wanted);
+            let held = state.locks.0.iter_mut().filter(|held| is_new(held));
+            held.for_each(|held| held.end = START + 1 + now);
+        }
+        let broken = self.state.locks.0.iter().filter(|held| held.excludes(wanted));
+        broken.map(|held| held.end - START - 1).max().unwrap_or_default()
     }
 }

@@ -16,7 +16,7 @@ use crate::sentry::kernel::generation;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::streams::End;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
-use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
+use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
 use crate::sentry::syscalls::stream_write::cut;
 
 /// Most bytes that one call moves at a time.
@@ -201,7 +201,8 @@ impl Sentry {
                 read => read?,
             };
             done += read;
-            if read < len || len == MAX_TRANSFER && self.is_spent(PART_STEPS) {
+            let steps = (read as usize).div_ceil(MAX_TRANSFER as usize / PART_STEPS);
+            if read < len || self.is_spent(steps) {
                 break;
             }
         }

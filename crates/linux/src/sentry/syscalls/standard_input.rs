@@ -10,7 +10,7 @@ use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 
 /// Bytes that a pipe of the host holds if its size was not changed.
 const PIPE_SIZE: u64 = 64 << 10;
-const PIPE_SIZE_WORD: u32 = PIPE_SIZE as u32;
+const PIPE_SIZE_WORD: i32 = PIPE_SIZE as i32;
 
 impl Sentry {
     /// Reads input into pieces of memory. If none is left, the guest is idle, unless it has other
@@ -82,10 +82,10 @@ impl Sentry {
 
     /// The size of the pipe behind a standard stream: it is that of a new pipe, and does not grow.
     pub(in crate::sentry) fn standard_pipe_size(&self, new: Option<u64>) -> SyscallResult {
-        match new.unwrap_or(PIPE_SIZE) as u32 {
-            ..=PIPE_SIZE_WORD => Ok(SyscallControl::Value(PIPE_SIZE)),
-            ..=0x7fff_ffff => Err(Errno::PERM.into()),
-            _ => Err(Errno::INVAL.into()),
+        match new.unwrap_or(PIPE_SIZE) as i32 {
+            ..0 => Err(Errno::INVAL.into()),
+            0..=PIPE_SIZE_WORD => Ok(SyscallControl::Value(PIPE_SIZE)),
+            _ => Err(Errno::PERM.into()),
         }
     }
 }

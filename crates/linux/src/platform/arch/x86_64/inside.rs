@@ -292,6 +292,12 @@ std::arch::global_asm!(
     "    lea ecx, [rdi - 1]",
     "    cmp ecx, 64",
     "    jae 90f",
+    // The old action is stored before the commit, and must not be stored over the new one.
+    "    mov rax, rsi",
+    "    sub rax, rdx",
+    "    add rax, 31",
+    "    cmp rax, 62",
+    "    jbe 90f",
     "    movabs r11, {words}",
     "    bt qword ptr [r11 + {changed}], rcx",
     "    jc 51f",
