@@ -120,7 +120,7 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
     let manifest = read_manifest(&members, id)?;
-    let mut shelf = store.stage()?;
+    let mut shelf = store.stage_for(name)?;
     for descriptor in manifest.layers.iter().chain([&manifest.config]) {
         let digest = descriptor.digest("the manifest")?;
         if !shelf.has(digest, descriptor.size)? {

@@ -23,11 +23,13 @@ use afresh_sys::planted::{Bug, is};
 use crate::blobs::file::{BlobWriter, read_bounded};
 use crate::disk::os::{OpenOptionsExt, open_regular};
 use crate::disk::temporary::TEMPORARY;
+use crate::format::descriptor::Descriptor;
 use crate::format::digest::from_hex;
+use crate::format::manifest::{INDEX_FILE, MAX_INDEX_JSON, MAX_MANIFEST};
 use crate::layers::blob_sink::{BlobSink, copy_blob};
 use crate::local::live_set::LiveSet;
 use crate::local::naming::ExpectedName;
-use crate::local::store::{BlobGate, BlobLocks};
+use crate::local::store::{BlobGate, BlobLocks, check_name};
 use crate::turn::new_journal_id;
 use crate::{Encoding, Layer, SaveError, Sha256, Store};
 
@@ -54,7 +56,28 @@ pub(crate) struct Staging {
     held: Vec<BlobWriter>,
 }
 
+/// Maximum length of the descriptor of a snapshot with a name, in `index.json`.
+const MAX_DESCRIPTOR: u64 = 512;
+
 impl Store {
+    /// Begins to write the blobs of a snapshot that gets the name `name`.
+    ///
+    /// # Errors
+    /// A name that cannot be a tag, or has no room in `index.json`.
+    pub(crate) fn stage_for(&self, name: &str) -> Result<Staging, SaveError> {
+        check_name(name)?;
+        let path = self.root().join(INDEX_FILE);
+        let len = fs::metadata(&path).map_err(|e| SaveError::io(&path, e))?.len();
+        if len.saturating_add(MAX_DESCRIPTOR) > MAX_INDEX_JSON {
+            let mut index = self.index()?;
+            if index.target(name).is_none() {
+                index.rename(name, Some(longest_descriptor(name)));
+                index.bytes()?;
+            }
+        }
+        self.stage()
+    }
+
     /// Begins to write blobs.
     pub(crate) fn stage(&self) -> Result<Staging, SaveError> {
         let mut id = new_journal_id()?;
@@ -119,6 +142,10 @@ impl Store {
         }
         Ok(writers)
     }
+}
+
+fn longest_descriptor(name: &str) -> Descriptor {
+    Descriptor::named(Sha256([0; 32]), MAX_MANIFEST, name)
 }
 
 /// Prefix of the temporary names of the writer `id`.
@@ -277,6 +304,12 @@ mod tests {
         let mut blob = staging.begin(None).unwrap();
         blob.push(vec![byte; 100]).unwrap();
         blob
+    }
+
+    #[test]
+    fn the_longest_descriptor_is_within_its_maximum() {
+        let text = serde_json::to_vec(&longest_descriptor(&"n".repeat(128))).unwrap();
+        assert!((text.len() as u64) < MAX_DESCRIPTOR, "{}", text.len());
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        let mut staging = local.stage()?;
+        let mut staging = local.stage_for(local_name)?;
         let (manifest, config_bytes) = self.block_on(async {
             let (_, manifest) = self.manifest_of(name).await?;
             let config = self.config_of(&manifest).await?;

@@ -39,7 +39,7 @@ impl Store {
         snapshot: &Snapshot,
         options: &CompactOptions,
     ) -> Result<Sha256, SaveError> {
-        let mut shelf = self.stage()?;
+        let mut shelf = self.stage_for(name)?;
         let expected = self.replaced_by(name, snapshot);
         let mut plan = Plan {
             role: Role::Base,

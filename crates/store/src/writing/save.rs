@@ -149,7 +149,7 @@ impl Store {
         request: &SaveRequest,
     ) -> Result<(Sha256, SaveTimes), SaveError> {
         let began = Instant::now();
-        let mut staging = self.stage()?;
+        let mut staging = self.stage_for(name)?;
         let (id, _) = write_memory(&mut staging, memory, request)?;
         staging.rename(name, id, request.options.condition.0)?;
         let total = began.elapsed();
@@ -169,7 +169,7 @@ impl Store {
         snapshot: &Snapshot,
         pages: &[PageRange],
     ) -> Result<Sha256, SaveError> {
-        let mut shelf = self.stage()?;
+        let mut shelf = self.stage_for(name)?;
         let expected = self.replaced_by(name, snapshot);
         // The result of turns is in none of the layers.
         let snapshot = &self.fold_here(&mut shelf, snapshot, &FoldOptions::default())?;

@@ -146,6 +146,16 @@ fn names_beyond_what_readers_take_are_refused_before_anything_is_written() {
     }
     assert!(refused, "no limit was met");
     assert_eq!(store.resolve("a").unwrap(), id, "the store is as readable as before");
+    let files = |dir: &Path| fs::read_dir(dir).unwrap().count();
+    let blobs = store.root().join("blobs/sha256");
+    let before = files(&blobs);
+    let name = "y".repeat(128);
+    let error = store.save(&name, &memory(&[2]), &options()).unwrap_err();
+    assert!(matches!(error, SaveError::TooLarge { .. }), "{error}");
+    assert_eq!(files(&blobs), before, "a save without room for its name writes no blob");
+    // A name that is there needs no room.
+    let next = store.save("a", &memory(&[3]), &options()).unwrap();
+    assert_eq!(store.resolve("a").unwrap(), next);
     store.untag("n5").unwrap();
     store.tag("room", Some(id)).unwrap();
 }
