@@ -69,7 +69,7 @@ impl Blob {
 /// The files of an archive by their names, and the layout that they are copied to.
 struct Conversion<'a> {
     archive: &'a Archive,
-    names: BTreeMap<String, &'a EntryKind>,
+    names: BTreeMap<&'a str, &'a EntryKind>,
     layout: &'a Path,
     copied: BTreeMap<u32, Blob>,
 }
@@ -77,12 +77,12 @@ struct Conversion<'a> {
 /// Makes the layout of the images of an archive in the directory `layout`, which has an empty
 /// `blobs/sha256`. Does nothing without a `manifest.json`.
 pub(crate) fn convert(archive: &Archive, layout: &Path) -> Result<(), LayerError> {
-    let name = |path: &[u8]| {
-        let text = std::str::from_utf8(path).ok()?;
-        Some(text.strip_prefix("./").unwrap_or(text).to_owned())
-    };
-    let named = archive.items.iter().filter_map(|item| Some((name(&item.path)?, &item.what)));
-    let names: BTreeMap<_, _> = named.collect();
+    let mut names = BTreeMap::new();
+    for item in &archive.items {
+        if let Ok(path) = std::str::from_utf8(&item.path) {
+            names.insert(path.strip_prefix("./").unwrap_or(path), &item.what);
+        }
+    }
     let mut conversion = Conversion { archive, names, layout, copied: BTreeMap::new() };
     if !conversion.names.contains_key("manifest.json") {
         return Ok(());
@@ -130,7 +130,7 @@ impl Conversion<'_> {
         let missing = || self.bad(format!("it names {name:?}, and has no such file"));
         let mut at = name.strip_prefix("./").unwrap_or(name).to_owned();
         for _ in 0..LINKS {
-            match self.names.get(&at) {
+            match self.names.get(&*at) {
                 Some(EntryKind::File(file, len)) => return Ok((*file, *len)),
                 Some(EntryKind::Same(target)) => {
                     at = String::from_utf8(target.clone()).map_err(|_| missing())?;
@@ -255,6 +255,29 @@ fn joined(link: &str, target: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_an_archive_are_not_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image.tar");
+        let mut tar = tar::Builder::new(File::create(&path).unwrap());
+        let mut add = |name: &str, content: &[u8]| {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, name, content).unwrap();
+        };
+        add("manifest.json", b"[]");
+        let long = "a-long-name/".repeat(250);
+        (0..1000).for_each(|number| add(&format!("{long}{number}"), b""));
+        tar.finish().unwrap();
+        let archive = crate::layers::tar::open(&path, &crate::LayerLimits::default()).unwrap();
+        let (converted, peak) = afresh_budget::meter::peak(|| convert(&archive, dir.path()));
+        converted.unwrap();
+        assert!(dir.path().join("index.json").is_file());
+        // They have 3 MB.
+        assert!(peak < 1 << 20, "{peak}");
+    }
 
     #[test]
     fn links_stay_in_the_archive() {
