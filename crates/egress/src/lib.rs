@@ -6,8 +6,8 @@
 //! connection. The network code of a guest hands a [`Route::Proxied`] connection to
 //! [`ProxiedServer::serve`], which reads each request, checks it, adds the rule's headers and its
 //! secret, and passes it to the rule's server. Each connection has a record in a [`ConnectionLog`].
-//! An [`EgressFilter`] narrows the grants for one guest. Limits of the process have a share for each
-//! [`ConnectionOwner`].
+//! An [`EgressFilter`] narrows the grants for one guest. Limits of the process have a share for
+//! each [`ConnectionOwner`].
 //!
 //! The crate knows nothing of guests: it gets one end of a pair of sockets, and the connection ends
 //! with the other.

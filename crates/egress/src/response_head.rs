@@ -15,8 +15,8 @@ pub(crate) struct ResponseHead {
     bodiless: bool,
 }
 
-/// Whether `input` may have a whole head, or is too long for one. Its first `seen` bytes have no end
-/// of a head, and are not searched again.
+/// Whether `input` may have a whole head, or is too long for one. Its first `seen` bytes have no
+/// end of a head, and are not searched again.
 pub(crate) fn may_have_head(input: &[u8], seen: usize) -> bool {
     input.len() >= MAX_HEAD || head_end(&input[seen.saturating_sub(3)..]).is_some()
 }

@@ -42,8 +42,8 @@ impl fmt::Display for LimitReached {
         let Self { owner, taken, places } = self;
         write!(
             f,
-            "{owner} has {taken} of the {places} of this process, and the rest is for others; close \
-             some, or try again"
+            "{owner} has {taken} of the {places} of this process, and the rest is for others; \
+             close some, or try again"
         )
     }
 }
