@@ -214,7 +214,18 @@ impl Sentry {
                 if bytes[at] & bit == 0 {
                     continue;
                 }
-                let id = self.state.table.id(number)?;
+                let id = match self.state.table.id(number) {
+                    Ok(id) => id,
+                    // As in Linux, one that was closed during the wait is ready.
+                    Err(_) if self.resumed.is_some() => {
+                        if events != 0 {
+                            out[at] |= bit;
+                            ready += 1;
+                        }
+                        continue;
+                    }
+                    Err(errno) => return Err(errno.into()),
+                };
                 let found = self.state.readiness(self.asker(), id, &mut looked_at);
                 if found.is_some_and(|(ready, _)| ready & events != 0) {
                     out[at] |= bit;
