@@ -6,7 +6,7 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::poll_events::IN;
 use crate::sentry::mm::user_memory::copy_out;
-use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
+use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
 /// Bytes that a pipe of the host holds if its size was not changed.
 const PIPE_SIZE: u64 = 64 << 10;
@@ -37,11 +37,12 @@ impl Sentry {
         };
         let (mut rest, mut done) = (&bytes[..], 0);
         for &(to, len) in pieces {
-            let (now, later) = rest.split_at(rest.len().min(len as usize));
-            match copy_out(process, to, now) {
-                Err(SyscallError::Errno(_)) if done > 0 => break,
-                copied => copied?,
+            if rest.is_empty() {
+                break;
             }
+            let (now, later) = rest.split_at(rest.len().min(len as usize));
+            // As in Linux, an address that cannot be written leaves all of them there.
+            copy_out(process, to, now)?;
             done += now.len();
             rest = later;
         }
