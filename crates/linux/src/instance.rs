@@ -15,6 +15,7 @@ mod spare;
 mod working_set;
 mod written_memory;
 
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -68,8 +69,8 @@ pub struct Instance {
     /// Of all of its processes.
     outbound: OutboundLimits,
     stats: Stats,
-    /// Bytes of private memory at the last checkpoint.
-    frozen_memory: u64,
+    /// Bytes of private memory at the last checkpoint, by the PID of the process on the host.
+    frozen_memory: BTreeMap<u32, u64>,
     /// Shows the files during calls whose output is heard.
     view: Option<FileView>,
 }
@@ -154,7 +155,7 @@ impl Instance {
             generation,
             outbound,
             stats,
-            frozen_memory: 0,
+            frozen_memory: BTreeMap::new(),
             view: None,
         }
     }
@@ -433,6 +434,7 @@ impl Instance {
     /// are closed now.
     pub fn reset(&mut self) {
         self.footing = ResetState::NeedsReset;
+        self.frozen_memory.clear();
         self.limits.stop = None;
         self.generation.renew();
         if self.limits.replaced && self.live.as_ref().is_some_and(|live| !live.unused) {
@@ -546,7 +548,6 @@ impl Instance {
             self.live = None;
         }
         self.standing = to.clone();
-        self.frozen_memory = 0;
         self.reset();
     }
 

@@ -1,5 +1,7 @@
 //! Memory that the processes of a program have written since its present state was frozen.
 
+use std::collections::BTreeMap;
+
 use super::{Instance, ResetState};
 use crate::platform::Process;
 use crate::subprocess::Subprocess;
@@ -19,23 +21,31 @@ impl Process {
 impl Instance {
     /// Bytes of private memory beyond those at the last checkpoint, in all processes. They are in
     /// no state yet. A page that was written again counts, because it is a copy of the one in that
-    /// state. Shared memory does not count. The cost is one read of `/proc` for each process.
+    /// state. Shared memory does not count, and a process that has ended counts for no other. The
+    /// cost is one read of `/proc` for each process.
     #[must_use]
     pub fn written_memory(&self) -> u64 {
-        match self.footing {
-            ResetState::Live => self.private_memory().saturating_sub(self.frozen_memory),
-            _ => 0,
+        if self.footing != ResetState::Live {
+            return 0;
         }
+        let written = self.private_memory().map(|(id, bytes)| {
+            bytes.saturating_sub(self.frozen_memory.get(&id).copied().unwrap_or(0))
+        });
+        written.fold(0, u64::saturating_add)
     }
 
     /// Notes that the private memory of the present moment is part of a state.
     pub(super) fn note_frozen_memory(&mut self) {
-        self.frozen_memory = self.private_memory();
+        let frozen: BTreeMap<_, _> = self.private_memory().collect();
+        self.frozen_memory = frozen;
     }
 
-    fn private_memory(&self) -> u64 {
-        let Some(live) = &self.live else { return 0 };
-        let of = |body: &Subprocess| body.process.private_memory();
-        live.guest.others.iter().map(of).fold(of(&live.guest.body), u64::saturating_add)
+    /// The private memory of each process, by its PID on the host.
+    fn private_memory(&self) -> impl Iterator<Item = (u32, u64)> {
+        let of = |body: &Subprocess| (body.process.id(), body.process.private_memory());
+        let guest = self.live.as_ref().map(|live| &live.guest);
+        guest.into_iter().flat_map(move |guest| {
+            std::iter::once(of(&guest.body)).chain(guest.others.iter().map(of))
+        })
     }
 }

@@ -117,7 +117,9 @@ impl Sentry {
         control: &SyscallControl,
     ) {
         inside.used_action = call.number == libc::SYS_rt_sigaction;
-        inside.lookup = self.lookup.take();
+        // The process answers no other call that looks up a file.
+        let is_answered = call.number == libc::SYS_newfstatat;
+        inside.lookup = self.lookup.take().filter(|_| is_answered);
         let SyscallControl::Value(value) = *control else { return };
         let is_error = value as i64 <= -1;
         inside.used = match call.number {

@@ -55,6 +55,25 @@ static void conflict(const char *what, int kind, void (*handler)(int), int flags
     close(file), close(ready[0]), close(ready[1]);
 }
 
+static void counted(int signal) { (void)signal, shared[0]++; }
+
+static void late(int signal) { (void)signal, _exit(0); }
+
+// An open that conflicts with a lease of its own process: it waits on after the handler.
+static void conflict_with_itself(void) {
+    shared[0] = 0, fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        struct sigaction action = {.sa_handler = counted, .sa_flags = SA_RESTART};
+        sigaction(SIGIO, &action, 0), action.sa_handler = late, sigaction(SIGALRM, &action, 0);
+        held = open(path, O_RDWR);
+        if (fcntl(held, F_SETLEASE, F_WRLCK)) _exit(1);
+        alarm(1), open(path, O_RDONLY), _exit(2);
+    }
+    int status;
+    waitpid(child, &status, 0), printf("own open: notified %d, status %d\n", shared[0], status);
+}
+
 int main(void) {
     shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int both = mkstemp(path);
@@ -77,6 +96,7 @@ int main(void) {
     conflict("writer against a reader", F_RDLCK, released, O_WRONLY);
     conflict("reader beside a reader", F_RDLCK, released, O_RDONLY);
     conflict("one that does not wait", F_RDLCK, released, O_WRONLY | O_NONBLOCK);
+    conflict_with_itself();
     int last = open(path, O_RDWR);
     say("a lease after all", fcntl(last, F_SETLEASE, F_WRLCK)), unlink(path);
 }

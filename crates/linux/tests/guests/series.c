@@ -76,6 +76,14 @@ static void signals(void) {
   printf(" %ld", action(SIGUSR2, (void *)8, 0, 8));
   printf(" %ld\n", action(SIGUSR2, page, page, 8));
   printf("both %lx\n", ((uint64_t *)page)[3]);
+  // The new action is read before the old one is stored over it, in memory that ends in between.
+  uint64_t given[4] = {1, own[1] | SA_NODEFER, own[2], 0x8000};
+  mprotect(page + 4096, 4096, PROT_READ | PROT_WRITE);
+  memcpy(page + 4096 - 16, given, 32);
+  mprotect(page + 4096, 4096, PROT_READ);
+  show_action("before", SIGUSR2);
+  printf("one place %ld\n", action(SIGUSR2, page + 4096 - 16, page + 4096 - 16, 8));
+  show_action("at one place", SIGUSR2);
   // A signal that is ignored in the middle of a series is dropped, and a handler is used at once.
   sigset_t all, one;
   sigfillset(&all);

@@ -123,6 +123,16 @@ fn memory_is_written_until_a_checkpoint_has_it() {
         instance.call(b"sleep 0.1\n").unwrap();
     }
     assert!(instance.written_memory() >= FILLED, "{}", instance.written_memory());
+    // The memory of a child that ended since does not count against that of others.
+    Guest::checkpoint(&mut instance).unwrap();
+    instance.call(b"kill $!; wait $!\n").unwrap();
+    let before = instance.written_memory();
+    instance.call(&[b"more", FILL].concat()).unwrap();
+    let written = instance.written_memory().saturating_sub(before);
+    assert!(written >= FILLED, "{written}");
     instance.reset();
     assert_eq!(instance.written_memory(), 0);
+    // A page of the state is none that was written.
+    instance.call(b"true\n").unwrap();
+    assert!(instance.written_memory() < FILLED, "{}", instance.written_memory());
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use afresh_linux::{Instance, Program};
+use afresh_linux::{End, HostStreams, Instance, Program, RunControl};
 use afresh_sys::run_isolated;
 
 use crate::common;
@@ -143,4 +143,37 @@ fn memory_that_moves_keeps_its_bytes() {
         instance.verify().unwrap();
         assert_eq!(ask(&mut instance, "echo"), "echo");
     }
+}
+
+/// Stops the run at its first output.
+struct Stop(RunControl);
+
+impl std::io::Write for Stop {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.stop();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_large_write_to_a_file_that_is_stopped_continues_in_the_saved_state() {
+    let Some(program) = common::python() else { return };
+    let script = "import os, sys
+piece, file = bytes([1]) * (1 << 20), os.open('/tmp/f', os.O_CREAT | os.O_WRONLY)
+os.write(1, b'begun')
+written = os.writev(file, [piece] * 1000)
+for line in sys.stdin:
+    print(written, os.stat('/tmp/f').st_size, flush=True)";
+    let program = program.arg("-c").arg(script).storage_limit(1 << 30).time_limit(LIMIT);
+    let control = RunControl::new().unwrap();
+    let streams = HostStreams::default().output(Stop(control.clone())).control(control);
+    let run = program.start_limit(LIMIT).run_to_end(streams.keep_state());
+    let Some(run) = common::here(run) else { return };
+    assert_eq!(run.end, End::Stopped);
+    let mut instance = run.state.unwrap().instance();
+    assert_eq!(ask(&mut instance, "written"), "1048576000 1048576000");
 }

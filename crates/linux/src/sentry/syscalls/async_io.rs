@@ -243,6 +243,8 @@ impl Sentry {
         };
         let result = match outcome {
             Ok(SyscallControl::Value(bytes)) => bytes as i64,
+            // A write that has to end at a limit: it is not continued.
+            Ok(SyscallControl::Wait(wait)) if wait.done > 0 => wait.done as i64,
             // Files do not wait.
             Ok(_) => -i64::from(libc::EAGAIN),
             Err(SyscallError::Errno(error)) => -i64::from(error.raw_os_error()),

@@ -5,7 +5,7 @@
 //!
 //! Promises: an open or a truncation that conflicts waits until the holder gives the lease up, at
 //! most [`BREAK_TIME`]. Then the lease ends, or becomes one for reading. The holder gets `SIGIO`
-//! once for each such wait.
+//! once, however often calls wait and are interrupted.
 
 use std::time::Duration;
 
@@ -54,9 +54,10 @@ impl Kernel {
         })
     }
 
-    /// Notifies the holders of leases that exclude `wanted`.
+    /// Notifies the holders of leases that exclude `wanted` and are not being broken.
     fn notify_holders(&mut self, wanted: &FileLock) {
-        let held = self.locks.0.iter().filter(|held| held.excludes(wanted));
+        let is_new = |held: &&FileLock| held.excludes(wanted) && held.end == u64::MAX;
+        let held = self.locks.0.iter().filter(is_new);
         let holders: Vec<_> = held.map(|held| held.owner).collect();
         let parts = self.table.parts(self.processes.current_id());
         let has = |id: u64| parts.descriptors.iter().find(|(_, _, open, _)| *open == id);
@@ -151,11 +152,12 @@ impl Sentry {
         let is_new = |held: &FileLock| held.excludes(wanted) && held.end == u64::MAX;
         if self.state.locks.0.iter().any(is_new) {
             // The range ends behind its start, and before that of a lease that is not broken.
-            let now = self.now().saturating_add(nanoseconds(BREAK_TIME)).min(u64::MAX - START - 2);
+            let until = self.now().saturating_add(nanoseconds(BREAK_TIME));
+            let until = until.min(u64::MAX - START - 2);
             let state = self.change();
             state.notify_holders(wanted);
             let held = state.locks.0.iter_mut().filter(|held| is_new(held));
-            held.for_each(|held| held.end = START + 1 + now);
+            held.for_each(|held| held.end = START + 1 + until);
         }
         let broken = self.state.locks.0.iter().filter(|held| held.excludes(wanted));
         broken.map(|held| held.end - START - 1).max().unwrap_or_default()

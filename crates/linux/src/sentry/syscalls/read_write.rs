@@ -367,7 +367,8 @@ impl Sentry {
         if forgets && description.writes() {
             return Ok(SyscallControl::Value(len));
         }
-        let mut done = 0;
+        // A write that was paused continues after the bytes that it has written.
+        let mut done = self.resumed_bytes();
         loop {
             let description = self.state.table.get(descriptor)?;
             if done > 0 && self.is_at_size_limit(description, at.map(|at| at + done))? {
@@ -380,12 +381,17 @@ impl Sentry {
             });
             let put = match written {
                 Ok(SyscallControl::Value(put)) => put,
-                Err(SyscallError::Errno(_) | SyscallError::Paused) if done > 0 => 0,
+                Err(SyscallError::Paused) if done > 0 => return Ok(self.pause(done)),
+                Err(SyscallError::Errno(_)) if done > 0 => 0,
                 other => return other,
             };
             done += put;
-            if put < wanted || done >= len || self.is_spent(PART_STEPS) {
+            if put < wanted || done >= len {
                 return Ok(SyscallControl::Value(done));
+            }
+            // A caller expects no less of a file than all bytes.
+            if self.is_spent(PART_STEPS) {
+                return Ok(self.pause(done));
             }
         }
     }
