@@ -25,12 +25,13 @@ use crate::sandbox::request_body::unknown_fields::UnknownFields;
 use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 use crate::sandbox::tenants::entry_size::check_inherited;
 use crate::sandbox::tenants::quota::SnapshotReservation;
+use crate::sandbox::tenants::stored_blobs::StoredState;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const MAX_OPEN_SNAPSHOTS: usize = 32;
 
-/// Bytes that a saved state stores beyond the state that it was made from.
-pub(crate) fn own_bytes(saved: &SavedSnapshot) -> u64 {
+/// Bytes of what a saved state changes in the state that it was made from.
+pub(crate) fn last_layer(saved: &SavedSnapshot) -> u64 {
     saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size)
 }
 
@@ -105,13 +106,18 @@ impl Sandboxes {
         self.quota.room(&*self.ledger, &self.accounts.of(tenant), tenant).await
     }
 
-    /// Checks the budget of saved states for a snapshot of this size.
+    /// Checks the budget of saved states for a snapshot with this charge.
     async fn admit_saved(
         self: &Arc<Self>,
         tenant: &Arc<str>,
-        bytes: u64,
+        state: &StoredState,
     ) -> Result<(), ErrorResponse> {
-        while let Err(refusal) = self.check_stored(tenant, 0, bytes) {
+        let refused = || {
+            let bytes = state.own_bytes();
+            let counted = if state.is_counted() { bytes } else { 0 };
+            self.check_stored(tenant, counted, bytes)
+        };
+        while let Err(refusal) = refused() {
             if !refusal.is_of_tenant() || !self.forget_oldest_layer(tenant).await? {
                 return Err(refusal);
             }
@@ -131,35 +137,37 @@ impl Sandboxes {
         let saving = self.with(&sandbox, move |session| {
             let to: Reference = to.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
-            let bytes = own_bytes(&saved);
+            let store = to.place().store().map_err(|error| internal(&error))?;
+            let state = this.charge_state(&own.tenant, &store, saved.id);
+            let state = state.map_err(|error| internal(&*error))?;
             // An upload to the store of a fleet waits for the network.
             own.commands.with_turn(CpuTurn::rest);
-            Ok((this.ledger.save_state(&this.config.dir, &saved, bytes)?, bytes))
+            let bytes = last_layer(&saved);
+            Ok((this.ledger.save_state(&this.config.dir, &saved, bytes)?, state))
         });
         let named = match saving.await {
-            Ok((kept, bytes)) => {
-                record.stored = bytes;
-                match self.admit_saved(&sandbox.tenant, bytes).await {
+            Ok((kept, state)) => {
+                record.stored = state.bytes();
+                match self.admit_saved(&sandbox.tenant, &state).await {
                     Ok(()) => {
                         // The order of builds is that in which they are recorded.
                         if let Some(built) = &mut record.built {
                             built.made = milliseconds(SystemTime::now());
                         }
-                        self.ledger
-                            .create_snapshot(StoredSnapshot { record: record.clone(), kept })
-                            .await
+                        let snapshot = StoredSnapshot { record: record.clone(), kept };
+                        self.ledger.create_snapshot(snapshot).await.map(|names| (names, state))
                     }
                     Err(refusal) => Err(refusal),
                 }
             }
             Err(refusal) => Err(refusal),
         };
-        let named = match named {
-            Ok(names) => names,
+        let (named, state) = match named {
+            Ok(named) => named,
             Err(refusal) => return Err(self.discard_snapshot(record, name, refusal).await),
         };
         record.names = named;
-        room.fill(record.stored);
+        room.fill(&record.id, state);
         Ok(record)
     }
 
@@ -207,7 +215,7 @@ impl Sandboxes {
         let this = self.clone();
         to_its_end(async move {
             this.ledger.remove_snapshot(&record).await?;
-            this.quota.recount(&record.tenant, record.stored);
+            this.quota.recount(&record);
             blocking(move || {
                 this.untag(&format!("snap-{}", record.id));
                 Ok(())

@@ -1,11 +1,12 @@
 //! Templates: warm guests that run code, kept in the store so that their sandboxes save
 //! differences.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::{Engine, EngineConfig, GuestOptions, Watch};
-use afresh::{Guest, Options, Reference, SaveOptions};
+use afresh::{Guest, Options, Reference, SaveOptions, Sha256};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
 
 use crate::sandbox::agent::output_router::OutputRouter;
@@ -14,6 +15,7 @@ use crate::sandbox::config::{SandboxConfig, Template};
 use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::SandboxStore;
+use crate::sandbox::tenants::stored_blobs::digests_of;
 
 /// Maximum bytes of output from code or a command. Nothing of it is kept.
 #[cfg(linux_guests)]
@@ -35,6 +37,8 @@ pub(crate) struct Warm {
     /// The digest of its manifest, on which the hosts of a fleet agree.
     #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for other hosts"))]
     pub(crate) digest: String,
+    /// The blobs of its state, which its sandboxes are not charged for.
+    pub(crate) blobs: HashSet<Sha256>,
     /// The digest of all that its guest comes from, the same after a restart or an upgrade of the
     /// server.
     pub(crate) identity: String,
@@ -223,6 +227,8 @@ impl Warm {
             }
         };
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
+        let store = kept.place().store()?;
+        let blobs = digests_of(&store, store.resolve(&tag)?)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
         crate::sandbox::lifecycle::sandbox::run(
@@ -240,6 +246,7 @@ impl Warm {
             options: opening.saved,
             tag,
             digest,
+            blobs,
             identity: identity.digest(),
         })
     }

@@ -44,6 +44,7 @@ use crate::sandbox::tenants::cpu_scheduler::{CpuScheduler, CpuTurn};
 use crate::sandbox::tenants::memory::Memory;
 use crate::sandbox::tenants::processor_metrics::ProcessorMetrics;
 use crate::sandbox::tenants::quota::Quota;
+use crate::sandbox::tenants::stored_blobs::StoredBlobs;
 use crate::sandbox::tenants::tenant_queue::TenantQueue;
 
 /// All sandboxes of a server.
@@ -68,6 +69,8 @@ pub(crate) struct Sandboxes {
     pub(crate) opened: Mutex<HashMap<String, Guest>>,
     pub(crate) ledger: Arc<dyn SandboxStore>,
     pub(crate) quota: Quota,
+    /// What saved states of this server reach, by tenant.
+    pub(crate) stored_blobs: StoredBlobs,
     pub(crate) remote_usage: RemoteUsage,
     /// Whether the store has unreferenced objects, and when it was last collected.
     pub(crate) has_garbage: AtomicBool,
@@ -207,9 +210,10 @@ impl Sandboxes {
         store.gc()?;
         let all = records.into_iter();
         let all = all.map(|record| (record.id.clone(), Arc::new(Sandbox::recorded(record))));
-        let quota = Quota::new(config.max_snapshots, &ledger.known_snapshots());
+        let known_snapshots = ledger.known_snapshots();
+        let quota = Quota::new(config.max_snapshots);
         let waiting = config.max_sandboxes;
-        Ok(Self {
+        let this = Self {
             templates: TemplateList::new(templates),
             all: Mutex::new(all.collect()),
             killed: Arc::default(),
@@ -219,6 +223,7 @@ impl Sandboxes {
             opened: Mutex::new(HashMap::new()),
             ledger,
             quota,
+            stored_blobs: StoredBlobs::default(),
             remote_usage: RemoteUsage::default(),
             has_garbage: AtomicBool::new(false),
             collected_at: Mutex::new(Instant::now()),
@@ -242,7 +247,9 @@ impl Sandboxes {
             boot,
             builds: Builds::default(),
             config,
-        })
+        };
+        this.charge_known(&store, &known_snapshots)?;
+        Ok(this)
     }
 
     /// Replaces the keys and the budgets, which may have room for refused work now.

@@ -20,7 +20,7 @@ use crate::error_response::ErrorResponse;
 use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::base_guest::BaseGuest;
-use crate::sandbox::catalog::snapshots::own_bytes;
+use crate::sandbox::catalog::snapshots::last_layer;
 use crate::sandbox::lifecycle::refused_work::budget_used_up;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox, next_event};
@@ -30,6 +30,7 @@ use crate::sandbox::records::memory_directory::MemoryDirectory;
 use crate::sandbox::records::record::{SandboxRecord, saved_name, state_reference};
 use crate::sandbox::records::store::{SavedState, StoredSandbox};
 use crate::sandbox::tenants::charge::memory_of;
+use crate::sandbox::tenants::stored_blobs::StoredState;
 
 /// How a sandbox is saved.
 #[derive(Clone, Copy, Default)]
@@ -86,7 +87,7 @@ impl Sandboxes {
         memory: bool,
     ) -> Result<(), ErrorResponse> {
         self.count_stored(&sandbox.tenant).await?;
-        self.check_stored(&sandbox.tenant, sandbox.charge.stored(), 0)?;
+        self.check_stored(&sandbox.tenant, sandbox.charge.own_stored(), 0)?;
         self.save(sandbox, SaveMode { pause: true, ending: false, files_only: !memory }).await
     }
 
@@ -103,18 +104,20 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Saves a state as `name` in the store of `dir`, and hands it to the fleet. Returns its own
-    /// bytes as well.
+    /// Saves a state of a tenant as `name` in the store of `dir`, and hands it to the fleet. Its
+    /// charge begins with that.
     fn store_state(
         &self,
+        tenant: &Arc<str>,
         name: &str,
         session: &mut Session,
         dir: &Path,
-    ) -> Result<(u64, SavedState), ErrorResponse> {
+    ) -> Result<(StoredState, SavedState), ErrorResponse> {
         let to: Reference = state_reference(dir, name).parse().map_err(|error| internal(&error))?;
         let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-        let bytes = own_bytes(&saved);
-        Ok((bytes, self.ledger.save_state(dir, &saved, bytes)?))
+        let store = to.place().store().map_err(|error| internal(&error))?;
+        let state = self.charge_state(tenant, &store, saved.id).map_err(|e| internal(&*e))?;
+        Ok((state, self.ledger.save_state(dir, &saved, last_layer(&saved))?))
     }
 
     /// The same for a host that ends with a full disk: its fleet has room, so the state goes there
@@ -124,10 +127,13 @@ impl Sandboxes {
         sandbox: &Sandbox,
         session: &mut Session,
         full: ErrorResponse,
-    ) -> Result<(u64, SavedState), ErrorResponse> {
+    ) -> Result<(StoredState, SavedState), ErrorResponse> {
         let stored = MemoryDirectory::create(&sandbox.id)
             .map_err(|error| internal(&error))
-            .and_then(|memory| self.store_state(&sandbox.saved_name(), session, memory.path()));
+            .and_then(|memory| {
+                let (tenant, name) = (&sandbox.tenant, sandbox.saved_name());
+                self.store_state(tenant, &name, session, memory.path())
+            });
         stored.map_err(|error| {
             tracing::warn!(id = sandbox.id, why = error.message, "not saved through memory");
             full
@@ -197,7 +203,7 @@ impl Sandboxes {
             let Residency::Live(session) = &mut *life else { return Err(life.absent(&own.id)) };
             this.ledger.check(&*own)?;
             let goes_on = next_event(session).is_some();
-            let stored = match this.store_state(&to, session, &this.config.dir) {
+            let stored = match this.store_state(&own.tenant, &to, session, &this.config.dir) {
                 Ok(stored) => {
                     this.ledger.saved_here(&*own);
                     stored
@@ -218,13 +224,13 @@ impl Sandboxes {
             Ok((life, stored, goes_on))
         })
         .await?;
-        let (bytes, saved) = stored;
+        let (state, saved) = stored;
         let leaves = !sandbox.is_branched();
         let release = self.ledger.releases() && (ending || pause && leaves);
         let record = SandboxRecord {
             paused: pause,
             goes_on,
-            stored: bytes,
+            stored: state.bytes(),
             // A state that was to be restarted has a successor.
             restarts: false,
             second_name: second,
@@ -239,7 +245,7 @@ impl Sandboxes {
             // In a fleet the next change of the entry names the state.
             if updated.is_ok() || this.ledger.releases() {
                 own.goes_on.store(goes_on, Ordering::Relaxed);
-                own.charge.store(bytes);
+                own.charge.store(state);
                 own.set_restarts(false);
                 own.saved.store(true, Ordering::Relaxed);
                 if switches {
@@ -288,11 +294,11 @@ impl Sandboxes {
         let second = !sandbox.second_name.load(Ordering::Relaxed);
         let name = saved_name(&sandbox.id, second);
         let to = name.clone();
-        let (mut life, fresh, (bytes, saved)) = blocking(move || {
+        let (mut life, fresh, (state, saved)) = blocking(move || {
             let Residency::Live(session) = &mut *life else { return Err(life.absent(&own.id)) };
             this.ledger.check(&*own)?;
             let mut fresh = this.restart_guest(&base, session)?;
-            let stored = this.store_state(&to, &mut fresh, &this.config.dir);
+            let stored = this.store_state(&own.tenant, &to, &mut fresh, &this.config.dir);
             // A save that fails late may have named it.
             let stored = stored.inspect_err(|_| this.untag(&to))?;
             Ok((life, fresh, stored))
@@ -301,7 +307,7 @@ impl Sandboxes {
         let record = SandboxRecord {
             paused: how.pause,
             goes_on: next_event(&fresh).is_some(),
-            stored: bytes,
+            stored: state.bytes(),
             memory: memory_of(&fresh),
             restarts: false,
             second_name: second,
@@ -328,7 +334,7 @@ impl Sandboxes {
             this.ledger.saved_here(&*own);
             own.goes_on.store(goes_on, Ordering::Relaxed);
             own.set_restarts(false);
-            own.charge.store(bytes);
+            own.charge.store(state);
             own.charge.set(memory);
             own.charge.release();
             // The processes, contexts and checkpoints of the old guest end.

@@ -28,6 +28,7 @@ use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
 use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::StoredSandbox;
+use crate::sandbox::tenants::stored_blobs::StoredState;
 
 /// How long a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -74,7 +75,9 @@ impl KillGuard {
 
 impl Drop for KillGuard {
     fn drop(&mut self) {
-        lock(&self.all).remove(&self.id);
+        if let Some(sandbox) = lock(&self.all).remove(&self.id) {
+            sandbox.charge.store(StoredState::default());
+        }
     }
 }
 

@@ -55,7 +55,7 @@ impl ResourceUse {
         self.sandboxes += 1;
         let memory = sandbox.charge.memory().saturating_add(sandbox.watchers.bytes());
         self.memory = self.memory.saturating_add(memory);
-        self.stored = self.stored.saturating_add(sandbox.charge.stored());
+        self.stored = self.stored.saturating_add(sandbox.charge.stored_apart());
     }
 }
 
@@ -214,6 +214,10 @@ impl Sandboxes {
         let snapshots = self.quota.stored();
         own.stored += snapshots.get(tenant).copied().unwrap_or(0);
         total.stored += snapshots.values().sum::<u64>();
+        own.stored = own.stored.saturating_add(self.stored_blobs.bytes(tenant));
+        for (_, bytes) in self.stored_blobs.all() {
+            total.stored = total.stored.saturating_add(bytes);
+        }
         (own, total)
     }
 
@@ -239,6 +243,9 @@ impl Sandboxes {
         }
         for (tenant, bytes) in self.quota.stored() {
             held.entry(tenant.into()).or_default().stored += bytes;
+        }
+        for (tenant, bytes) in self.stored_blobs.all() {
+            held.entry(tenant).or_default().stored += bytes;
         }
         held
     }

@@ -17,6 +17,7 @@ use afresh::{Session, SnapshotId};
 
 use crate::lock::lock;
 use crate::sandbox::lifecycle::undo_point::Operation;
+use crate::sandbox::tenants::stored_blobs::StoredState;
 use crate::sandbox::transfer::downloads::Downloads;
 
 /// Minimum time between two measurements, as a multiple of the time of the first: one takes a
@@ -51,7 +52,7 @@ pub(crate) struct Charge {
     measured: AtomicU64,
     /// Memory that calls have left, or that was within the budgets.
     admitted: AtomicU64,
-    stored: AtomicU64,
+    stored: Mutex<StoredState>,
     /// When it may be measured again.
     next: Mutex<Option<Instant>>,
     /// Bytes of the differences between the files of checkpoints.
@@ -63,7 +64,8 @@ pub(crate) struct Charge {
 impl Charge {
     /// The charge of a saved sandbox.
     pub(crate) fn saved(measured: u64, stored: u64) -> Self {
-        Self { measured: measured.into(), stored: stored.into(), ..Self::default() }
+        let stored = Mutex::new(StoredState::of_size(stored));
+        Self { measured: measured.into(), stored, ..Self::default() }
     }
 
     /// Measures a live sandbox after a turn, unless that was done a moment ago.
@@ -137,9 +139,9 @@ impl Charge {
         self.live.store(0, Ordering::Relaxed);
     }
 
-    /// Sets the bytes of the saved state.
-    pub(crate) fn store(&self, bytes: u64) {
-        self.stored.store(bytes, Ordering::Relaxed);
+    /// Sets the charge of the saved state, in place of the one before.
+    pub(crate) fn store(&self, state: StoredState) {
+        *lock(&self.stored) = state;
     }
 
     /// Memory while it is live, and of downloads from it.
@@ -160,8 +162,19 @@ impl Charge {
         }
     }
 
-    /// Bytes of the saved state.
+    /// Bytes of the saved state, with those that other states share.
     pub(crate) fn stored(&self) -> u64 {
-        self.stored.load(Ordering::Relaxed)
+        lock(&self.stored).bytes()
+    }
+
+    /// Bytes of the saved state that no other one of the tenant has.
+    pub(crate) fn own_stored(&self) -> u64 {
+        lock(&self.stored).own_bytes()
+    }
+
+    /// Bytes of the saved state if the blobs of its tenant do not count them.
+    pub(crate) fn stored_apart(&self) -> u64 {
+        let stored = lock(&self.stored);
+        if stored.is_counted() { 0 } else { stored.bytes() }
     }
 }

@@ -13,6 +13,7 @@ use crate::lock::lock;
 use crate::sandbox::records::record::SnapshotRecord;
 use crate::sandbox::records::store::SandboxStore;
 use crate::sandbox::tenants::accounts::Account;
+use crate::sandbox::tenants::stored_blobs::StoredState;
 
 /// How long a count is valid.
 const COUNT_LIFETIME: Duration = Duration::from_secs(30);
@@ -37,7 +38,9 @@ struct Counter {
 struct Counts {
     /// Those that have a record.
     there: usize,
-    /// Bytes that these store.
+    /// The charges of those whose blobs are counted, by their ids.
+    charges: HashMap<String, StoredState>,
+    /// Bytes that the others store.
     bytes: u64,
     /// When they were counted, if that is not long ago.
     counted: Option<Instant>,
@@ -48,22 +51,30 @@ struct Counts {
 }
 
 impl Counts {
+    fn add(&mut self, id: String, state: StoredState) {
+        if state.is_counted() {
+            self.charges.insert(id, state);
+        } else {
+            self.bytes = self.bytes.saturating_add(state.bytes());
+        }
+    }
+
     fn is_empty(&self) -> bool {
-        self.there + self.coming == 0 && self.bytes == 0
+        self.there + self.coming == 0 && self.bytes == 0 && self.charges.is_empty()
     }
 }
 
 /// Room for one that is being made.
 pub(crate) struct SnapshotReservation {
     counter: Arc<Counter>,
-    /// Bytes that it stores, if it has a record.
-    stored: Option<u64>,
+    /// Its id and its charge, if it has a record.
+    stored: Option<(String, StoredState)>,
 }
 
 impl SnapshotReservation {
-    /// It has a record now, and stores these bytes.
-    pub(crate) fn fill(mut self, bytes: u64) {
-        self.stored = Some(bytes);
+    /// It has a record now, and this charge.
+    pub(crate) fn fill(mut self, id: &str, state: StoredState) {
+        self.stored = Some((id.to_owned(), state));
     }
 }
 
@@ -71,9 +82,9 @@ impl Drop for SnapshotReservation {
     fn drop(&mut self) {
         let mut counts = lock(&self.counter.counts);
         counts.coming -= 1;
-        if let Some(bytes) = self.stored {
+        if let Some((id, state)) = self.stored.take() {
             counts.there += 1;
-            counts.bytes = counts.bytes.saturating_add(bytes);
+            counts.add(id, state);
             counts.made += 1;
         }
     }
@@ -91,7 +102,8 @@ impl Counter {
         };
         let known = ledger.snapshots(tenant).await?;
         let mut counts = lock(&self.counts);
-        counts.bytes = known.iter().map(|record| record.stored).sum();
+        let others = known.iter().filter(|record| !counts.charges.contains_key(&record.id));
+        counts.bytes = others.map(|record| record.stored).sum();
         // One that was made during the count may be among them. It is counted twice rather than not
         // at all, until the next count.
         counts.there = known.len() + (counts.made - made);
@@ -101,16 +113,17 @@ impl Counter {
 }
 
 impl Quota {
-    /// `known` are the snapshots that this server knows at its start.
-    pub(crate) fn new(most: usize, known: &[SnapshotRecord]) -> Self {
-        let quota = Self { most, tenants: Mutex::default() };
-        for record in known {
-            lock(&quota.counter(&record.tenant).counts).bytes += record.stored;
-        }
-        quota
+    pub(crate) fn new(most: usize) -> Self {
+        Self { most, tenants: Mutex::default() }
     }
 
-    /// Bytes that the snapshots of each tenant store, as they were counted last.
+    /// Charges a snapshot that this server knows at its start.
+    pub(crate) fn add_known(&self, record: &SnapshotRecord, state: StoredState) {
+        lock(&self.counter(&record.tenant).counts).add(record.id.clone(), state);
+    }
+
+    /// Bytes that the snapshots of each tenant store, as they were counted last, without those
+    /// whose blobs are counted.
     pub(crate) fn stored(&self) -> HashMap<String, u64> {
         let tenants = lock(&self.tenants);
         let bytes = tenants.iter().map(|(name, counter)| (name, lock(&counter.counts).bytes));
@@ -165,11 +178,13 @@ impl Quota {
         Ok(SnapshotReservation { counter, stored: None })
     }
 
-    /// Counts a tenant's snapshots anew, since one was removed that stored these bytes.
-    pub(crate) fn recount(&self, tenant: &str, bytes: u64) {
-        let counter = self.counter(tenant);
+    /// Counts a tenant's snapshots anew, since this one was removed.
+    pub(crate) fn recount(&self, removed: &SnapshotRecord) {
+        let counter = self.counter(&removed.tenant);
         let mut counts = lock(&counter.counts);
         counts.counted = None;
-        counts.bytes = counts.bytes.saturating_sub(bytes);
+        if counts.charges.remove(&removed.id).is_none() {
+            counts.bytes = counts.bytes.saturating_sub(removed.stored);
+        }
     }
 }

@@ -9,6 +9,7 @@ mod processors;
 mod refused_pauses;
 mod reloads;
 mod restarts;
+mod saved_states;
 
 use std::path::Path;
 use std::sync::Arc;
