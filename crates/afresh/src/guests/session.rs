@@ -265,6 +265,20 @@ impl Session {
         self.backend.file_memory()
     }
 
+    /// Bytes of memory for the files of a checkpoint that the session's files as they are now do
+    /// not share, or that another checkpoint does not. 0 for a guest without a file tree.
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`].
+    pub fn unshared_files<'c>(
+        &self,
+        one: impl Into<Checkpoint<'c>>,
+        other: Option<Checkpoint<'c>>,
+    ) -> Result<u64, SessionError> {
+        let other = other.map(|other| self.find(other)).transpose()?;
+        self.backend.unshared_files(self.find(one.into())?, other)
+    }
+
     /// Calls a handler that takes bytes and gives bytes.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod outside;
 pub(crate) mod path;
+pub(crate) mod sharing;
 pub(crate) mod tree;
 pub(crate) mod tree_attributes;
 pub(crate) mod with_layer;

@@ -386,8 +386,12 @@ impl SessionGuest for Instance {
         }
     }
 
-    fn file_memory(branch: &Branch<Self>) -> u64 {
-        branch.present_tree().used().bytes
+    fn present_files(branch: &Branch<Self>) -> Option<Tree> {
+        Some(branch.present_tree())
+    }
+
+    fn state_files(state: &Self::State) -> Option<&Tree> {
+        Some(state.files())
     }
 
     fn written_memory(&self) -> u64 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_files::FileDifference;
+use afresh_files::{FileDifference, Tree as FileTree};
 use afresh_pager::SnapshotMemory;
 use afresh_snapshot::{
     Branch, BranchError, Difference, Frozen, Guest, GuestReserve, SnapshotId, SnapshotInfo,
@@ -46,10 +46,16 @@ pub(crate) trait SessionGuest: Guest + Sized + 'static {
         None
     }
 
-    /// Bytes of memory for the files of the present state, without those of layers below them.
-    fn file_memory(branch: &Branch<Self>) -> u64 {
+    /// The tree of the session as it is now.
+    fn present_files(branch: &Branch<Self>) -> Option<FileTree> {
         let _ = branch;
-        0
+        None
+    }
+
+    /// The tree of a state.
+    fn state_files(state: &Self::State) -> Option<&FileTree> {
+        let _ = state;
+        None
     }
 
     /// Bytes of memory that it has written since the state that it stands on, where that is known.
@@ -107,6 +113,13 @@ pub(crate) trait SessionBackend: Send {
     fn next_event(&self) -> Option<Duration>;
     /// Bytes of memory for the files of the present state, without those of layers below them.
     fn file_memory(&self) -> u64;
+    /// Bytes of memory for the files of a state that another one does not share, or the present
+    /// one.
+    fn unshared_files(
+        &self,
+        one: SnapshotId,
+        other: Option<SnapshotId>,
+    ) -> Result<u64, SessionError>;
     /// Bytes of memory that the guest has written since the state that it stands on.
     fn written_memory(&self) -> u64;
 }
@@ -238,7 +251,22 @@ where
     }
 
     fn file_memory(&self) -> u64 {
-        G::file_memory(self)
+        G::present_files(self).map_or(0, |tree| tree.used().bytes)
+    }
+
+    fn unshared_files(
+        &self,
+        one: SnapshotId,
+        other: Option<SnapshotId>,
+    ) -> Result<u64, SessionError> {
+        let one = self.tree().get(one)?;
+        let other = match other {
+            Some(other) => G::state_files(&self.tree().get(other)?.state).cloned(),
+            None => G::present_files(self),
+        };
+        Ok(G::state_files(&one.state)
+            .zip(other)
+            .map_or(0, |(one, other)| one.unshared_bytes(&other)))
     }
 
     fn written_memory(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! The memory and the saved state of one sandbox, as they count in budgets and bills.
 //!
-//! Memory is that of the present state with its files, of named checkpoints, of the differences
-//! between the files of each checkpoint and the one before, and of files that clients download.
+//! Memory is that of the present state with its files, of named checkpoints with the files that the
+//! checkpoint before does not share, and of files that clients download.
 //! It is measured after each turn of a sandbox: calls, connections and slices of background work. A
 //! fork counts the checkpoints that it shares. A state without a name is in the tree while a
 //! sandbox stands on it or can be undone to it, and counts as the present state of that sandbox.
@@ -55,7 +55,7 @@ pub(crate) struct Charge {
     stored: Mutex<StoredState>,
     /// When it may be measured again.
     next: Mutex<Option<Instant>>,
-    /// Bytes of the differences between the files of checkpoints.
+    /// Bytes for files that checkpoints have, and those before them do not.
     checkpoint_files: Mutex<HashMap<(SnapshotId, SnapshotId), u64>>,
     /// Versions of files that clients download, also while it is saved.
     pub(crate) downloads: Downloads,
@@ -90,14 +90,21 @@ impl Charge {
         let (at, states) = (session.at(), session.checkpoints());
         let mut known = lock(&self.checkpoint_files);
         let mut present = HashMap::new();
-        for state in states.iter().filter(|state| state.name.is_some() && state.id != at) {
+        let mut sum: u64 = 0;
+        for state in states.iter().filter(|state| state.name.is_some()) {
             let Some(parent) = state.parent else { continue };
             let ends = (parent, state.id);
-            let compare = || session.diff_files(parent, state.id).map_or(0, |found| found.bytes);
-            present.insert(ends, known.remove(&ends).unwrap_or_else(compare));
+            let compare = || session.unshared_files(state.id, Some(parent.into())).unwrap_or(0);
+            let mut bytes = known.remove(&ends).unwrap_or_else(compare);
+            present.insert(ends, bytes);
+            if state.id == at {
+                // The present files, which count, share some of these.
+                bytes = bytes.min(session.unshared_files(at, None).unwrap_or(0));
+            }
+            sum = sum.saturating_add(bytes);
         }
         *known = present;
-        known.values().copied().fold(0, u64::saturating_add)
+        sum
     }
 
     /// Charges a live sandbox with these bytes of memory.

@@ -232,8 +232,12 @@ impl SessionGuest for Session {
         }
     }
 
-    fn file_memory(branch: &Branch<Self>) -> u64 {
-        present_tree(branch).map_or(0, |tree| tree.used().bytes)
+    fn present_files(branch: &Branch<Self>) -> Option<Tree> {
+        present_tree(branch)
+    }
+
+    fn state_files(state: &Self::State) -> Option<&Tree> {
+        state.files()
     }
 }
 
