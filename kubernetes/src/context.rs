@@ -458,17 +458,17 @@ impl Context {
         Ok(())
     }
 
-    /// Notes the tenant of the key, which has a sandbox of an object.
-    ///
-    /// # Errors
-    /// If the server does not answer.
-    pub async fn note_tenant(&self) -> Result<(), Failure> {
-        if !self.monitor.tenant.is_noted()
-            && let Some(tenant) = self.server.tenant().await?
-        {
-            self.monitor.tenant.note(&tenant);
+    /// Notes the tenant of the key, which has a sandbox of an object, if the server names it.
+    pub async fn note_tenant(&self) {
+        if self.monitor.tenant.is_noted() || self.monitor.is_nameless() {
+            return;
         }
-        Ok(())
+        match self.server.tenant().await {
+            Ok(Some(tenant)) => self.monitor.tenant.note(&tenant),
+            Ok(None) => {}
+            // The next reconciliation notes it.
+            Err(error) => tracing::debug!(%error, "the server does not name the tenant"),
+        }
     }
 
     /// Compares the tenant of the key with the noted one.

@@ -97,6 +97,13 @@ impl Monitor {
         state.holds_lease = is_held;
     }
 
+    /// Whether the server has answered that the key has no tenant.
+    #[must_use]
+    pub fn is_nameless(&self) -> bool {
+        let state = self.state();
+        matches!(state.server, Some(Ok(()))) && state.tenant.is_none()
+    }
+
     /// The server has named the tenant of the key, or has failed to.
     fn note_probe(&self, outcome: Result<Option<String>, ServerError>) {
         let mut state = self.state();

@@ -258,7 +258,7 @@ impl Reconciliation<'_> {
         }
         let remote = match finding {
             Finding::Exists(remote) => {
-                self.context.note_tenant().await?;
+                self.context.note_tenant().await;
                 remote
             }
             Finding::Missing => return self.miss(&spec).await,

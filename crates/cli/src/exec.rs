@@ -454,10 +454,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     };
     // Before any other thread starts, so that all have them blocked.
     let stops = arguments.save.iter().map(|_| SIGTSTP);
-    // A signal that this command ignores, as below `nohup`, stays ignored. A wait would take it.
-    let caller = CallerSettings::of_this_process();
-    let awaited = PASSED.into_iter().filter(|signal| !caller.ignores(*signal)).chain(stops);
-    let signals = AwaitedSignals::block(&awaited.collect::<Vec<_>>())?;
+    let signals = AwaitedSignals::block(&PASSED.into_iter().chain(stops).collect::<Vec<_>>())?;
     let control = RunControl::new().context("making the control of the run")?;
     let passed = control.clone();
     std::thread::Builder::new().name("afresh-signals".to_owned()).spawn(move || {

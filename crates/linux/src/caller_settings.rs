@@ -40,8 +40,7 @@ impl CallerSettings {
     }
 
     /// Whether `signal` is ignored.
-    #[must_use]
-    pub fn ignores(&self, signal: i32) -> bool {
+    fn ignores(&self, signal: i32) -> bool {
         (1..=64).contains(&signal) && self.ignored >> (signal - 1) & 1 != 0
     }
 

@@ -60,6 +60,8 @@ pub struct Config {
 const OTHER_THREADS: usize = 256;
 /// Threads of a server with few places.
 const MIN_THREADS: usize = 512;
+/// More are of no use, and a runtime adds its workers to them without a check.
+const MAX_THREADS: usize = 1 << 16;
 
 impl Config {
     /// Threads for blocking work that a runtime needs for as many calls and requests as this
@@ -69,7 +71,7 @@ impl Config {
         // As many calls as run may wait for their clients, each on its thread.
         let calls = self.sandboxes.as_ref().map_or(0, |all| all.max_running_calls);
         let calls = calls.saturating_mul(2).saturating_add(self.max_concurrent_requests);
-        calls.saturating_add(OTHER_THREADS).max(MIN_THREADS)
+        calls.saturating_add(OTHER_THREADS).clamp(MIN_THREADS, MAX_THREADS)
     }
 }
 

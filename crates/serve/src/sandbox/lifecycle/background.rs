@@ -116,7 +116,10 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
         };
         let done = match all.is_saved_with_refused_work(&sandbox).await {
             // It comes back from the store, and continues.
-            true => all.with(&sandbox, |_| Ok(())).await,
+            true => match all.check_memory(&sandbox.tenant, sandbox.charge.expected()) {
+                Ok(()) => all.with(&sandbox, |_| Ok(())).await,
+                refused => refused,
+            },
             false => all.step(&sandbox).await,
         };
         if let Err(refusal) = done {

@@ -238,8 +238,15 @@ impl Records {
             records.iter().for_each(|(id, _)| drop(fs::remove_file(part(id))));
             return Err(error);
         }
-        self.exchange(records.iter().map(|(id, _)| *id))?;
-        list.map_or(Ok(()), |(_, list)| fs::remove_file(list))
+        let exchanged = self.exchange(records.iter().map(|(id, _)| *id));
+        match exchanged.and_then(|()| list.map_or(Ok(()), |(_, list)| fs::remove_file(list))) {
+            // The list has its name, so that the records count as exchanged.
+            Err(error) if records.len() > 1 => {
+                tracing::error!(%error, "records are exchanged at the next start of the server");
+                Ok(())
+            }
+            exchanged => exchanged,
+        }
     }
 
     /// Puts written records in place of those before.

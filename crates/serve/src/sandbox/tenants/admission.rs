@@ -284,20 +284,37 @@ impl Sandboxes {
         admit_memory(&self.accounts.server, &budgets.server, &total, more)
     }
 
-    /// Refuses background work of a sandbox that has added memory while a budget of memory is used
-    /// up. Work that adds none continues.
+    /// Fails if the tenant's own budget of memory is used up. That of the server is not asked: the
+    /// work of one tenant would stop that of all others.
+    fn check_own_memory(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
+        let (all, killed) = (lock(&self.all), lock(&self.killed));
+        let limits = self.accounts.budgets().of(tenant);
+        let (mut held, _) = self.held_in(&all, &killed, tenant);
+        self.add_elsewhere(&mut held, tenant, &limits);
+        admit_memory(&self.accounts.of(tenant), &limits, &held, 0)
+    }
+
+    /// Refuses background work of a sandbox that has added memory while its tenant's budget of memory
+    /// is used up. Work that adds none continues.
     pub(crate) fn check_growth(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         if sandbox.charge.has_grown() {
-            self.check_memory(&sandbox.tenant, 0)?;
+            self.check_own_memory(&sandbox.tenant)?;
             sandbox.charge.admit_growth();
         }
         Ok(())
     }
 
-    /// Charges the memory of a sandbox that comes back from the store.
+    /// Charges the memory of a sandbox that comes back from the store. One that alone is larger than
+    /// the budget of its tenant comes back where the tenant has no other, so that a client can make
+    /// room.
     pub(crate) fn admit_resume(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         let (all, killed) = (lock(&self.all), lock(&self.killed));
-        self.memory_in(&all, &killed, &sandbox.tenant, sandbox.charge.expected())?;
+        let expected = sandbox.charge.expected();
+        let limits = self.accounts.budgets().of(&sandbox.tenant);
+        let (mut held, _) = self.held_in(&all, &killed, &sandbox.tenant);
+        self.add_elsewhere(&mut held, &sandbox.tenant, &limits);
+        let most = limits.memory.filter(|_| held.memory == 0).unwrap_or(u64::MAX);
+        self.memory_in(&all, &killed, &sandbox.tenant, expected.min(most))?;
         sandbox.charge.resume();
         Ok(())
     }

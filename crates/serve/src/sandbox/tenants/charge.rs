@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use afresh::{Session, SnapshotId};
@@ -53,6 +53,8 @@ pub(crate) struct Charge {
     /// Memory that calls have left, or that was within the budgets.
     admitted: AtomicU64,
     stored: Mutex<StoredState>,
+    /// Whether a call has ended that was not measured.
+    has_unmeasured_call: AtomicBool,
     /// When it may be measured again.
     next: Mutex<Option<Instant>>,
     /// Bytes for files that checkpoints have, and those before them do not.
@@ -72,16 +74,18 @@ impl Charge {
     pub(crate) fn measure(&self, session: &Session, turn: Operation) {
         let mut next = lock(&self.next);
         let begun = Instant::now();
+        let is_call = matches!(turn, Operation::Call);
         if next.is_some_and(|next| begun < next) {
+            self.has_unmeasured_call.fetch_or(is_call, Ordering::Relaxed);
             return;
         }
         let bytes = memory_of(session).saturating_add(self.checkpoint_files(session));
         let cost = begun.elapsed();
         *next = begun.checked_add(cost.saturating_mul(MEASURE_FACTOR));
         drop(next);
-        match turn {
-            Operation::Call => self.set(bytes),
-            _ => self.note(bytes),
+        match self.has_unmeasured_call.swap(false, Ordering::Relaxed) || is_call {
+            true => self.set(bytes),
+            false => self.note(bytes),
         }
     }
 
