@@ -1,8 +1,9 @@
 //! Lists changed files of a guest, or writes them to the host.
 //!
 //! Everything new is first written beside its place, under a name that no program can guess. Only
-//! when all of it is on the host are files removed and renamed: the guest may have moved files of
-//! the host without reading them, and their content is still under their old names.
+//! when all of it is on the host are files renamed and removed: the guest may have moved files of
+//! the host without reading them, and their content is still under their old names. An old name is
+//! removed once the file has its new one.
 //!
 //! Promises: nothing outside the given directories is changed, whatever links the guest or another
 //! program of the host has made there, and a file has its old content or its new one. Where new
@@ -18,6 +19,7 @@
 //! May break it: a program of the host that changes the files meanwhile, and the end of this one,
 //! which leaves files named `.afresh-…`.
 
+mod application;
 mod attributes;
 mod conflicts;
 mod host;
@@ -33,14 +35,13 @@ use std::path::{Path, PathBuf};
 use afresh::files::{Change, FileChange, FileDifference, Tree};
 use anyhow::Context;
 use rustix::fs::fchmod;
-use rustix::io::Errno;
 
+use application::Application;
 use attributes::{read_attributes, set_attributes};
-use conflicts::{MovedFiles, was_changed};
-use host::{open_below, open_directory, open_root, parent, remove};
+use conflicts::MovedFiles;
+use host::{open_below, open_root};
 use staged_files::{StagedFiles, below, mode_of, node_at};
 
-use crate::output::one_line;
 
 /// Paths that an error names.
 const MAX_NAMED: usize = 20;
@@ -119,7 +120,7 @@ pub(crate) fn write_back(
     changes: &[FileChange],
     trees: (&Tree, &Tree),
 ) -> anyhow::Result<()> {
-    let mut moved = MovedFiles::new(tops, changes, trees.1);
+    let moved = MovedFiles::new(tops, changes, trees.1);
     let is_same = |top: &Path| {
         let [before, after] =
             [trees.0, trees.1].map(|tree| node_at(tree, top.as_os_str().as_bytes()));
@@ -136,12 +137,9 @@ pub(crate) fn write_back(
         StagedFiles::new(root, top, changes, trees).map(|staged| (top, staged))
     });
     let staged = staged.collect::<anyhow::Result<Vec<_>>>()?;
-    for (top, staged) in &staged {
-        moved.keep(trees.1, top, staged.lost().iter().map(|(path, _)| path));
-    }
     let mut failures = Vec::new();
     for (top, staged) in staged {
-        failures.extend(apply(top, staged, changes, trees, &moved));
+        failures.extend(Application::new(top, staged, changes, trees, &moved).run());
     }
     let more = failures.len().saturating_sub(MAX_NAMED);
     failures.truncate(MAX_NAMED);
@@ -156,70 +154,6 @@ pub(crate) fn write_back(
         failures.join(", ")
     );
     Ok(())
-}
-
-/// Removes files and puts the staged ones into their places. Returns what was not written.
-fn apply(
-    top: &Path,
-    mut staged: StagedFiles,
-    changes: &[FileChange],
-    (before, after): (&Tree, &Tree),
-    moved: &MovedFiles,
-) -> Vec<String> {
-    let mut failures = Vec::new();
-    let mut report = |path: &Path, error: &dyn std::fmt::Display| {
-        // The guest chose the names of files and of attributes.
-        let (path, error) = (top.join(path).display().to_string(), error.to_string());
-        failures.push(format!("{} ({})", one_line(&path), one_line(&error)));
-    };
-    let kept = moved.omitted_removals(before, top, changes);
-    // Directories become empty first, and exist before what is in them.
-    for (index, change) in changes.iter().enumerate().rev() {
-        let Some(path) = below(top, change).filter(|_| change.change == Change::Removed) else {
-            continue;
-        };
-        if let Some(reason) = kept.get(&index) {
-            // One report for a directory and all below it.
-            reason.iter().for_each(|reason| report(&path, reason));
-            continue;
-        }
-        let gone = parent(staged.root(), &path).and_then(|(folder, name)| {
-            match was_changed(&folder, name, (before, change)) {
-                true => Ok(Err(CHANGED)),
-                false => remove(&folder, name).map(Ok),
-            }
-        });
-        match gone {
-            Ok(Ok(())) | Err(Errno::NOENT) => {}
-            Ok(Err(reason)) => report(&path, &reason),
-            Err(error) => report(&path, &error),
-        }
-    }
-    for path in staged.conflicts() {
-        report(path, &CHANGED);
-    }
-    for (path, reason) in staged.lost() {
-        report(path, reason);
-    }
-    for change in staged.take() {
-        match staged.put(&change) {
-            Ok(others) => others.iter().for_each(|name| report(&change.path, name)),
-            Err(error) => report(&change.path, &format!("{error:#}")),
-        }
-    }
-    // The owner may lose the right to write a directory once its entries are written.
-    for (path, mode) in staged.closed_directories() {
-        let made =
-            parent(staged.root(), path).and_then(|(folder, name)| open_directory(&folder, name));
-        if let Err(error) = made.and_then(|made| fchmod(made, mode)) {
-            report(path, &error);
-        }
-    }
-    match put_top(staged.root(), top, changes, (before, after)) {
-        Ok(others) => others.iter().for_each(|name| report(Path::new(""), name)),
-        Err(error) => report(Path::new(""), &format!("{error:#}")),
-    }
-    failures
 }
 
 /// Gives the directory `top` itself its mode and attributes, if the guest has changed them. Returns

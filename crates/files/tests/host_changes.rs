@@ -147,22 +147,63 @@ fn an_open_file_stays_the_host_file_that_was_opened() {
     for change in [replace as fn(&Path), remove] {
         let (host, mut tree) = granted();
         std::fs::write(host.path().join("k/y"), "first version\n").unwrap();
+        for number in 0..40 {
+            std::fs::write(host.path().join(format!("k/{number}")), "x").unwrap();
+        }
         let node = tree.find("/g/k/y").unwrap();
         let mut open = tree.open(node, Access::reading()).unwrap();
         let mut fork = tree.clone();
         let mut out = [0; 6];
         assert_eq!(open.read(&tree, &mut out), Ok(6));
         change(host.path());
-        assert_eq!(open.read(&tree, &mut out), Ok(6));
-        assert_eq!(&out, b"versio");
-        let mut other = open.clone();
         fork.release(node);
         if host.path().join("k/y").exists() {
             // A relative that has closed the file opens what its path names now.
             assert_eq!(fork.read_path("/g/k/y", 100).unwrap(), b"another\n");
-            let refused = other.read(&tree, &mut out);
-            assert!(matches!(refused, Err(Refused::ChangedOnHost(_))), "{refused:?}");
         }
+        // Others read many files meanwhile.
+        for number in 0..40 {
+            fork.read_path(format!("/g/k/{number}"), 100).unwrap();
+        }
+        assert_eq!(open.read(&tree, &mut out), Ok(6));
+        assert_eq!(&out, b"versio");
+        assert_eq!(tree.stat(node).unwrap().size, 14);
+    }
+}
+
+#[test]
+fn an_open_file_grows_with_that_of_the_host() {
+    let (host, mut tree) = granted();
+    let node = tree.find("/g/k/y").unwrap();
+    let mut open = tree.open(node, Access::reading()).unwrap();
+    let mut out = [0; 100];
+    assert_eq!(open.read(&tree, &mut out), Ok(2));
+    let mut file = std::fs::File::options().append(true).open(host.path().join("k/y")).unwrap();
+    std::io::Write::write_all(&mut file, b"more\n").unwrap();
+    assert_eq!(tree.stat(node).unwrap().size, 7);
+    assert_eq!(open.read(&tree, &mut out), Ok(5));
+    tree.write(node, 7, b"guest\n", NOW).unwrap();
+    assert_eq!(tree.read_path("/g/k/y", 100).unwrap(), b"y\nmore\nguest\n");
+}
+
+#[test]
+fn a_change_by_one_relative_does_not_keep_others_from_new_versions() {
+    let (host, tree) = granted();
+    let mut other = tree.clone();
+    other.set_mode(other.find("/g/k/y").unwrap(), 0o600, NOW).unwrap();
+    drop(other);
+    overwrite(host.path());
+    assert_eq!(tree.read_path("/g/k/y", 100).unwrap(), b"longer\n");
+}
+
+#[test]
+fn a_captured_file_that_has_changed_is_no_mixture() {
+    let (host, tree) = granted();
+    let captured = tree.capture_host_directories().unwrap();
+    overwrite(host.path());
+    for tree in [&captured, &tree] {
+        let read = tree.read_path("/g/k/y", 100);
+        assert!(matches!(read, Err(Refused::ChangedOnHost(_))), "{read:?}");
     }
 }
 

@@ -24,21 +24,18 @@ pub(super) fn was_changed(
 ) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(present) = openat(folder, name, flags, Mode::empty()) else { return false };
+    let Ok(present) = HostFile::of(&File::from(present)) else { return true };
     match node_at(before, &change.path) {
-        Ok(node) => {
-            let Ok(present) = HostFile::of(&File::from(present)) else { return true };
-            match before.stat(node).map(|stat| stat.kind) {
-                Ok(Kind::Directory) => !present.is_directory(),
-                _ => before.seen_host_file(node).is_some_and(|seen| !present.has_content_of(&seen)),
-            }
-        }
-        // It was made after the guest had looked for it. Directories are joined.
-        Err(_) => change.kind != Kind::Directory,
+        Ok(node) => match before.stat(node).map(|stat| stat.kind) {
+            Ok(Kind::Directory) => !present.is_directory(),
+            _ => before.seen_host_file(node).is_some_and(|seen| !present.has_content_of(&seen)),
+        },
+        // It was made after the guest had looked for it. Two directories are joined.
+        Err(_) => change.kind != Kind::Directory || !present.is_directory(),
     }
 }
 
-/// Files whose old names stay on the host, because the guest has moved them and they are not
-/// written under their new names, with the reason.
+/// Files that the guest has moved out of the directories that are written, and their new places.
 pub(super) struct MovedFiles(HashMap<Node, String>);
 
 impl MovedFiles {
@@ -48,57 +45,13 @@ impl MovedFiles {
         };
         let place = |change: &FileChange| {
             let path = Path::new(OsStr::from_bytes(&change.path)).display();
-            let reason = format!("moved to {path}, which is not written");
-            Some((node_at(after, &change.path).ok()?, reason))
+            Some((node_at(after, &change.path).ok()?, path.to_string()))
         };
         Self(changes.iter().filter(outside).filter_map(place).collect())
     }
 
-    /// Keeps the files whose bytes could not be read for their new names.
-    pub(super) fn keep<'p>(
-        &mut self,
-        after: &Tree,
-        top: &Path,
-        lost: impl Iterator<Item = &'p PathBuf>,
-    ) {
-        for path in lost {
-            let path = top.join(path);
-            if let Ok(node) = node_at(after, path.as_os_str().as_bytes()) {
-                let reason = format!("moved to {}, which could not be read", path.display());
-                self.0.insert(node, reason);
-            }
-        }
-    }
-
-    /// The removals below `top`, by their number among `changes`, that are not done, with a reason
-    /// for those that are not below another one.
-    pub(super) fn omitted_removals(
-        &self,
-        before: &Tree,
-        top: &Path,
-        changes: &[FileChange],
-    ) -> HashMap<usize, Option<String>> {
-        let mut kept = HashMap::new();
-        if self.0.is_empty() {
-            return kept;
-        }
-        let mut last: Option<&Path> = None;
-        for (index, change) in changes.iter().enumerate() {
-            if change.change != Change::Removed || below(top, change).is_none() {
-                continue;
-            }
-            let Some(reason) =
-                node_at(before, &change.path).ok().and_then(|node| self.0.get(&node))
-            else {
-                continue;
-            };
-            let path = Path::new(OsStr::from_bytes(&change.path));
-            let is_below = last.is_some_and(|last| path.starts_with(last));
-            kept.insert(index, (!is_below).then(|| reason.clone()));
-            if !is_below {
-                last = Some(path);
-            }
-        }
-        kept
+    /// The new place of a file, if it is outside.
+    pub(super) fn place(&self, node: Node) -> Option<&str> {
+        self.0.get(&node).map(String::as_str)
     }
 }

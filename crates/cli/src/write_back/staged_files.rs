@@ -213,17 +213,19 @@ impl StagedFiles {
     }
 
     /// Makes one path what it is in the guest. A directory can be written by its owner until
-    /// [`StagedFiles::closed_directories`] are closed. Returns what was not written of it.
+    /// [`StagedFiles::closed_directories`] are closed. Returns what was not written of it. After an
+    /// error it can be put again, or must be [discarded](StagedFiles::discard).
     pub(super) fn put(&mut self, change: &StagedChange) -> anyhow::Result<Vec<String>> {
-        let put = self.put_all_but_others(change);
-        if put.is_err()
-            && let Some(partial) = &change.partial
-        {
-            self.remove_partial(partial);
-        }
-        let mut others = put?;
+        let mut others = self.put_all_but_others(change)?;
         others.extend_from_slice(&change.others);
         Ok(others)
+    }
+
+    /// Removes the new content of a path that could not be put.
+    pub(super) fn discard(&self, change: &StagedChange) {
+        if let Some(partial) = &change.partial {
+            self.remove_partial(partial);
+        }
     }
 
     fn put_all_but_others(&mut self, change: &StagedChange) -> anyhow::Result<Vec<String>> {

@@ -305,6 +305,11 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
         tree.set_mode(node, 0o600, now).unwrap();
         rename(tree, &top.join("k/y"), &top.join("k/moved")).unwrap();
     };
+    let rename_to_new: Step<'_> =
+        &|tree, top| rename(tree, &top.join("k/y"), &top.join("new")).unwrap();
+    let make_directory: Step<'_> = &|tree, top| {
+        tree.make_directories(path(top, "new"), now).unwrap();
+    };
     let remove_link: Step<'_> = &|tree, top| {
         let above = tree.find(path(top, "k")).unwrap();
         tree.remove_file(above, b"link", now).unwrap();
@@ -335,6 +340,8 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
         (rename_unread, overwrite, "k/y", "longer\n"),
         (remove_link, replace_link, "k/link", "precious"),
         (remove_directory, replace_directory, "k/empty", "precious"),
+        (rename_to_new, make, "k/y", "y\n"),
+        (make_directory, make, "new", "host"),
     ]
     .into_iter()
     .enumerate()
@@ -374,4 +381,36 @@ fn nothing_is_written_for_a_directory_that_was_moved_within_another_grant() {
     let message = write(&inner, &before, &after).unwrap_err();
     assert!(message.contains("moved or removed the directory itself"), "{message}");
     assert_eq!(std::fs::read(inner.join("y")).unwrap(), b"y\n");
+}
+
+#[test]
+fn a_moved_file_keeps_its_old_name_where_its_new_one_cannot_be_written() {
+    let (_folder, top, _, before) = granted();
+    let mut after = before.clone();
+    rename(&mut after, &top.join("k/y"), &top.join("k/empty/y")).unwrap();
+    after.write_path(top.join("new").to_str().unwrap(), b"new", Time::default()).unwrap();
+    // The directory is gone on the host.
+    std::fs::remove_dir(top.join("k/empty")).unwrap();
+    let message = write(&top, &before, &after).unwrap_err();
+    assert!(message.contains("k/empty/y ("), "{message}");
+    assert_eq!(std::fs::read(top.join("k/y")).unwrap(), b"y\n");
+    assert_eq!(std::fs::read(top.join("new")).unwrap(), b"new");
+}
+
+#[test]
+fn a_file_takes_the_place_of_a_directory_and_a_directory_that_of_a_file() {
+    let (_folder, top, _, before) = granted();
+    let (mut after, now) = (before.clone(), Time::default());
+    let path = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    rename(&mut after, &top.join("k"), &top.join("moved")).unwrap();
+    after.write_path(path("k"), b"file", now).unwrap();
+    rename(&mut after, &top.join("moved/y"), &top.join("y")).unwrap();
+    after.write_path(path("moved/y/below"), b"below", now).unwrap();
+    write(&top, &before, &after).unwrap();
+    for (name, content) in [("k", "file"), ("y", "y\n"), ("moved/y/below", "below")] {
+        assert_eq!(std::fs::read_to_string(top.join(name)).unwrap(), content, "{name}");
+    }
+    write(&top, &after, &before).unwrap();
+    assert_eq!(std::fs::read(top.join("k/y")).unwrap(), b"y\n");
+    assert!(!top.join("moved").exists());
 }

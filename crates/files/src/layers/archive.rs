@@ -15,6 +15,7 @@ use crate::layers::layer_bytes::LayerBytes;
 use crate::layers::packed::PackedZip;
 use crate::layers::regular_file::open_regular;
 use crate::nodes::node::{Node, Time};
+use crate::nodes::source::SourceVersion;
 use crate::read_at::FileExt;
 
 /// Where an archive's file has its bytes.
@@ -162,7 +163,13 @@ impl Archive {
     }
 
     /// Reads; fails if the archive is shorter than it was when it was opened.
-    pub(crate) fn read(&self, file: u32, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+    pub(crate) fn read(
+        &self,
+        file: u32,
+        version: Option<SourceVersion>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), Refused> {
         let failed = |why: String| Refused::Layer(format!("{}: {why}", self.name));
         match (self.files.get(file as usize).ok_or(Refused::Missing)?, &self.data) {
             (StoredFile::Plain(from, _), Data::File(data)) => {
@@ -188,7 +195,7 @@ impl Archive {
             }
             (StoredFile::Kept(..), Data::Host(host, nodes)) => {
                 let node = *nodes.get(file as usize).ok_or(Refused::Missing)?;
-                host.read(node, at, out).map_err(|error| match error {
+                host.read(node, version, at, out).map_err(|error| match error {
                     Refused::Missing => {
                         let path = host.path(node).unwrap_or_default();
                         failed(format!("{} was removed after it had been seen", path.display()))

@@ -146,7 +146,7 @@ impl Conversion<'_> {
     }
 
     fn read(&self, file: u32, at: u64, piece: &mut [u8]) -> Result<usize, LayerError> {
-        let read = self.archive.read(file, at, piece);
+        let read = self.archive.read(file, None, at, piece);
         read.map_err(|error| self.failed(std::io::Error::other(error.to_string())))?;
         Ok(piece.len())
     }

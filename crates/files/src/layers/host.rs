@@ -3,10 +3,9 @@
 //! Promises: every path is opened below the directory by the kernel's own check (`openat2`,
 //! beneath, no symbolic links), so a process that replaces directories by links at the same time
 //! cannot lead out of it. A file's node follows from its path, so that it is the same in another
-//! process, and the inode number that programs see from the host's. A file is what its path names
-//! when it is opened, and has its present size, times and bytes at each read, until a tree has a
-//! copy of its attributes. Then it must keep its bytes: reading changed ones fails. May break it:
-//! see [`crate::layer`].
+//! process, and the inode number that programs see from the host's. A file shows the version that
+//! its path had at the last open or read, until the directory is captured. A tree that has copied
+//! the attributes of a version reads its bytes, or none. May break it: see [`crate::layer`].
 
 mod host_file;
 mod inode_numbers;
@@ -20,6 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{
@@ -31,14 +31,12 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{LayerError, Refused};
 use crate::layers::layer_bytes::LayerBytes;
-use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node};
-use crate::nodes::source::Source;
+use crate::nodes::source::SourceVersion;
 pub use host_file::HostFile;
-pub(crate) use host_file::Occasion;
 use host_file::times_of;
 use inode_numbers::{FileNumber, InodeNumbers};
 use lookups::UnlistedDirectory;
@@ -63,14 +61,12 @@ struct HostEntry {
     unlisted: Option<UnlistedDirectory>,
     /// The file that `inode` shows.
     seen: Option<HostFile>,
-    /// Whether a tree refers to bytes of the file that `inode` shows.
-    is_pinned: bool,
 }
 
 impl HostEntry {
     fn new(name: Name, parent: Node) -> Self {
         let (inode, number, unlisted, seen) = (None, None, None, None);
-        Self { name, parent, inode, number, unlisted, seen, is_pinned: false }
+        Self { name, parent, inode, number, unlisted, seen }
     }
 
     /// Names that lookups have found, in a directory without a list.
@@ -93,7 +89,9 @@ pub(crate) struct HostDirectory {
     /// Its identity once it was captured.
     identity: OnceLock<String>,
     kept: OnceLock<KeptFiles>,
-    /// Set once its files are captured.
+    /// Whether its files are being captured, or were.
+    is_captured: AtomicBool,
+    /// Set once each file shows the version that is captured.
     captured: OnceLock<()>,
 }
 
@@ -184,8 +182,19 @@ impl HostDirectory {
         let inode_numbers = InodeNumbers::new(HOST | u64::from(number) << 48, device);
         let (known, open) = (Mutex::default(), Mutex::default());
         let (identity, kept, captured) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let this =
-            Self { path, root, number, known, inode_numbers, open, identity, kept, captured };
+        let is_captured = AtomicBool::new(false);
+        let this = Self {
+            path,
+            root,
+            number,
+            known,
+            inode_numbers,
+            open,
+            identity,
+            kept,
+            is_captured,
+            captured,
+        };
         let top = this.root();
         this.lock_entries().insert(top, HostEntry::new(Name::from(&b""[..]), top));
         this
@@ -356,9 +365,7 @@ impl HostDirectory {
         let times = times_of(stat);
         let mut links = 1;
         let body = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => {
-                Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64))
-            }
+            FileType::RegularFile => HostFile::of_stat(stat).body(node),
             FileType::Directory => {
                 let directory = self.list(node, path, fd, stat.st_dev)?;
                 let below = directory.entries.iter().filter(|(_, e)| e.kind == Kind::Directory);
@@ -524,15 +531,23 @@ impl HostDirectory {
     /// Reads; the part that the file has lost since it was looked up is zeros.
     ///
     /// # Errors
-    /// [`Refused::Layer`]; [`Refused::ChangedOnHost`] if a tree refers to bytes of a file that has
-    /// changed.
-    pub(crate) fn read(&self, node: Node, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+    /// [`Refused::Layer`]; [`Refused::ChangedOnHost`] if the file has another version than `version`.
+    pub(crate) fn read(
+        &self,
+        node: Node,
+        version: Option<SourceVersion>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), Refused> {
         if let Some(kept) = self.kept.get() {
             let from = kept.begins.get(&node).ok_or(Refused::Missing)?;
             return kept.bytes.read_at(from + at, out).map_err(Refused::Layer);
         }
         let (file, present) = self.file(node)?;
-        self.check_pinned(node, &present)?;
+        if version.is_some_and(|version| version != present.version()) {
+            let path = self.path.join(self.path(node)?);
+            return Err(Refused::ChangedOnHost(path.display().to_string()));
+        }
         let mut done = 0;
         while done < out.len() {
             match file.read_at(&mut out[done..], at + done as u64) {

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use crate::error::{LayerError, Refused};
 use crate::layers::layer_bytes::LayerBytes;
 use crate::layers::name_lookup::NameLookup;
-use crate::nodes::inode::Inode;
-use crate::nodes::node::Node;
+use crate::nodes::inode::{Body, Inode};
+use crate::nodes::node::{Node, Time};
+use crate::nodes::source::SourceVersion;
 
 /// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
 pub(crate) const HOST: u64 = 1 << 62;
@@ -32,22 +33,25 @@ pub struct HostFile {
     absent: Infallible,
 }
 
-/// Why the present version of a file is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Occasion {
-    /// A guest opens it.
-    Opened,
-    /// A guest reads it that has it open.
-    Held,
-}
-
 impl HostFile {
+    pub(crate) fn version(&self) -> SourceVersion {
+        match self.absent {}
+    }
+
     /// The identity of an open file.
     ///
     /// # Errors
     /// Always.
     pub fn of(_: &File) -> std::io::Result<Self> {
         Err(Error::from(ErrorKind::Unsupported))
+    }
+
+    pub(crate) fn modified(&self) -> Time {
+        match self.absent {}
+    }
+
+    pub(crate) fn body(&self, _: Node) -> Body {
+        match self.absent {}
     }
 
     /// Whether it is a directory.
@@ -76,19 +80,11 @@ impl HostFile {
 }
 
 impl HostDirectory {
-    pub(crate) fn is_same_file(&self, _: Node, _: &HostFile) -> bool {
-        match self.absent {}
-    }
-
-    pub(crate) fn follow(&self, _: Node, _: Occasion) {
+    pub(crate) fn follow(&self, _: Node) {
         match self.absent {}
     }
 
     pub(crate) fn is_readable(&self, _: Node) -> bool {
-        match self.absent {}
-    }
-
-    pub(crate) fn pin(&self, _: Node) {
         match self.absent {}
     }
 
@@ -189,7 +185,13 @@ impl HostDirectory {
         match self.absent {}
     }
 
-    pub(crate) fn read(&self, _: Node, _: u64, _: &mut [u8]) -> Result<(), Refused> {
+    pub(crate) fn read(
+        &self,
+        _: Node,
+        _: Option<SourceVersion>,
+        _: u64,
+        _: &mut [u8],
+    ) -> Result<(), Refused> {
         match self.absent {}
     }
 }

@@ -200,7 +200,7 @@ fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
         let (mut at, mut buffer) = (0, vec![0; 1 << 16]);
         while at < *len {
             let piece = (len - at).min(buffer.len() as u64) as usize;
-            let read = archive.read(*file, at, &mut buffer[..piece]);
+            let read = archive.read(*file, None, at, &mut buffer[..piece]);
             read.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
             out.write_all(&buffer[..piece]).map_err(failed)?;
             at += piece as u64;

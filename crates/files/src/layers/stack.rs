@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::layers::archive::Archive;
-use crate::layers::host::{HOST, HostDirectory, HostFile, Occasion};
+use crate::layers::host::{HOST, HostDirectory, HostFile};
 use crate::layers::name_lookup::NameLookup;
 use crate::nodes::content::Content;
 use crate::nodes::inode::{Body, Inode};
 use crate::nodes::node::Node;
-use crate::nodes::source::{LowerBytes, Source};
+use crate::nodes::source::{LowerBytes, Source, SourceVersion};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
@@ -85,31 +85,31 @@ impl Layers {
         let under = content.under.as_ref().filter(|under| under.len == content.size)?;
         let Source::Host(node) = under.source else { return None };
         let found = self.host(node)?.open_on_host(node)?;
-        (content.pages.is_empty() && found.1.size() == content.size).then_some(found)
+        let is_version = under.version.is_none_or(|version| found.1.version() == version);
+        let is_whole = content.pages.is_empty() && found.1.size() == content.size;
+        (is_whole && is_version).then_some(found)
     }
 
-    /// Shows the present version of a host file that no tree has copied.
-    pub(crate) fn follow(&self, node: Node, occasion: Occasion) {
+    /// Shows the present version of a host file.
+    pub(crate) fn follow(&self, node: Node) {
         if let Some(host) = self.host(node) {
-            host.follow(node, occasion);
+            host.follow(node);
         }
     }
 
-    /// Whether a host file is still the one that was opened.
-    pub(crate) fn is_same_file(&self, node: Node, held: &HostFile) -> bool {
-        self.host(node).is_none_or(|host| host.is_same_file(node, held))
+    /// A host file, open, unless it was stored with a saved tree.
+    pub(crate) fn open_present(&self, node: Node) -> Option<(Arc<File>, HostFile)> {
+        self.host(node)?.open_on_host(node)
+    }
+
+    /// Whether a host file is read where a saved tree has stored it.
+    pub(crate) fn is_kept(&self, node: Node) -> bool {
+        self.host(node).is_some_and(HostDirectory::is_kept)
     }
 
     /// Whether the host lets this process read a file, if it is one of the host.
     pub(crate) fn is_readable(&self, node: Node) -> bool {
         self.host(node).is_none_or(|host| host.is_readable(node))
-    }
-
-    /// Notes that a tree refers to the bytes of a host file that it has seen.
-    pub(crate) fn pin(&self, node: Node) {
-        if let Some(host) = self.host(node) {
-            host.pin(node);
-        }
     }
 
     /// The host file that a file shows, if a guest has looked at it.
@@ -179,11 +179,19 @@ impl Layers {
 }
 
 impl LowerBytes for Layers {
-    fn read(&self, source: Source, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+    fn read(
+        &self,
+        source: Source,
+        version: Option<SourceVersion>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), Refused> {
         match source {
-            Source::Host(node) => self.host(node).ok_or(Refused::Missing)?.read(node, at, out),
+            Source::Host(node) => {
+                self.host(node).ok_or(Refused::Missing)?.read(node, version, at, out)
+            }
             Source::Archive { layer, file } => match self.parts.get(layer as usize) {
-                Some(Part::Archive(archive)) => archive.read(file, at, out),
+                Some(Part::Archive(archive)) => archive.read(file, version, at, out),
                 _ => Err(Refused::Missing),
             },
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::error::Refused;
 use crate::nodes::map::Map;
-use crate::nodes::source::{LowerBytes, Source};
+use crate::nodes::source::{LowerBytes, Source, SourceVersion};
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
@@ -21,11 +21,21 @@ const STEP: u64 = 256;
 const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// Where the bytes are that a layer below has.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct LowerContent {
     pub(crate) source: Source,
     /// Bytes of it that still count: a file that was cut shorter does not get them back.
     pub(crate) len: u64,
+    /// The version of a host file that has these bytes. One of a saved tree is not known.
+    pub(crate) version: Option<SourceVersion>,
+}
+
+impl PartialEq for LowerContent {
+    fn eq(&self, other: &Self) -> bool {
+        let versions = self.version.zip(other.version);
+        (self.source, self.len) == (other.source, other.len)
+            && versions.is_none_or(|(one, two)| one == two)
+    }
 }
 
 /// The bytes of a file.
@@ -46,7 +56,14 @@ pub(crate) fn cost(page: usize) -> u64 {
 impl Content {
     /// Bytes of a layer.
     pub(crate) fn of(source: Source, len: u64) -> Self {
-        Self { size: len, under: Some(LowerContent { source, len }), ..Self::default() }
+        let under = LowerContent { source, len, version: None };
+        Self { size: len, under: Some(under), ..Self::default() }
+    }
+
+    /// Bytes of a version of a host file.
+    pub(crate) fn of_version(source: Source, len: u64, version: SourceVersion) -> Self {
+        let under = LowerContent { source, len, version: Some(version) };
+        Self { size: len, under: Some(under), ..Self::default() }
     }
 
     /// Bytes that are stored for it, here or below.
@@ -65,7 +82,7 @@ impl Content {
         let len = under.len.saturating_sub(at).min(PAGE as u64) as usize;
         let mut page = vec![0; len];
         if len > 0 {
-            layers.read(under.source, at, &mut page)?;
+            layers.read(under.source, under.version, at, &mut page)?;
         }
         Ok(page)
     }
@@ -119,7 +136,7 @@ impl Content {
             return Ok(());
         }
         let part = &mut out[(from - base) as usize..(to - base) as usize];
-        layers.read(under.source, from, part)
+        layers.read(under.source, under.version, from, part)
     }
 
     /// Writes as much as `room` pays for; returns the number of bytes, and the change of the cost.

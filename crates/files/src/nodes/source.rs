@@ -10,10 +10,21 @@ pub(crate) enum Source {
     Archive { layer: u32, file: u32 },
 }
 
+/// A version of a host file: device, number, size, and time of modification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SourceVersion(pub(crate) [u64; 5]);
+
 /// The bytes of files in the layers below a tree.
 pub(crate) trait LowerBytes {
-    /// Reads the bytes of a source at `at`.
-    fn read(&self, source: Source, at: u64, out: &mut [u8]) -> Result<(), Refused>;
+    /// Reads the bytes of a source at `at`. If a version is given, those of another one are
+    /// [`Refused::ChangedOnHost`].
+    fn read(
+        &self,
+        source: Source,
+        version: Option<SourceVersion>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), Refused>;
 
     /// The next position from `at` on that is not in a hole, as far as the source records holes.
     fn next_data(&self, source: Source, at: u64) -> Option<u64>;

@@ -82,7 +82,7 @@ impl StoredLayers {
                 while at < stored.len() {
                     let len = (stored.len() - at).min(BATCH * PAGE as u64) as usize;
                     buffer.resize(len, 0);
-                    archive.read(file, at, &mut buffer)?;
+                    archive.read(file, None, at, &mut buffer)?;
                     each(page, &buffer)?;
                     at += len as u64;
                     page += len.div_ceil(PAGE) as u64;

@@ -27,7 +27,8 @@ use crate::saved::description::{
     damaged,
 };
 use crate::saved::footprint;
-use crate::trees::tree::{Budget, Held, Tree};
+use crate::trees::held_file::Held;
+use crate::trees::tree::{Budget, Tree};
 
 impl Part {
     /// The identity of a layer.
@@ -439,7 +440,7 @@ impl Loader<'_> {
             if len > most || len > size {
                 return Err(damaged("a file has more of a layer than there is"));
             }
-            content.under = Some(LowerContent { source, len });
+            content.under = Some(LowerContent { source, len, version: None });
         }
         Ok(Body::File(content))
     }

@@ -15,6 +15,7 @@ use crate::nodes::content::{Content, PAGE};
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::name::Name;
 use crate::nodes::node::{Kind, Node};
+use crate::nodes::source::Source;
 use crate::trees::tree::Tree;
 
 /// Maximum bytes of paths that one comparison lists.
@@ -266,8 +267,8 @@ impl Comparison<'_> {
         let (a, b) = (self.one.inode(one)?, self.two.inode(two)?);
         let bytes = match (&a.body, &b.body) {
             (Body::File(x), Body::File(y)) => match differing(self.one, self.two, x, y) {
-                // The bytes of one of them are lost.
-                Err(Refused::ChangedOnHost(_) | Refused::Missing) => y.size.max(1),
+                // The bytes of a host file are lost.
+                Err(_) if is_of_host(x) || is_of_host(y) => y.size.max(1),
                 bytes => bytes?,
             },
             (Body::Link(x), Body::Link(y)) => u64::from(x != y) * y.len() as u64,
@@ -312,6 +313,11 @@ fn alike(a: &Inode, b: &Inode) -> bool {
         _ => true,
     };
     body && a.mode == b.mode && a.attributes == b.attributes
+}
+
+/// Whether bytes of a content are those of a host file.
+fn is_of_host(content: &Content) -> bool {
+    content.under.as_ref().is_some_and(|under| matches!(under.source, Source::Host(_)))
 }
 
 /// Bytes in which two files differ. Shared pages are skipped.

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::layers::host::{HostFile, Occasion};
-use crate::nodes::inode::Body;
-use crate::nodes::node::Node;
+use crate::layers::host::HostFile;
+use crate::nodes::inode::{Body, Inode};
+use crate::nodes::node::{Kind, Node};
+use crate::trees::held_file::HeldFile;
 use crate::trees::tree::Tree;
 
 impl Tree {
@@ -19,32 +20,38 @@ impl Tree {
     }
 
     /// Gives a file of a host directory that the tree has not changed its present size and times.
-    /// One that is held stays the same host file.
+    /// One that is held has them always.
     pub fn refresh(&self, node: Node) {
-        if self.nodes.get(&node).is_none() {
-            let occasion = if self.is_held(node) { Occasion::Held } else { Occasion::Opened };
-            self.lower.layers.follow(node, occasion);
+        if self.nodes.get(&node).is_none() && self.held_file(node).is_none() {
+            self.lower.layers.follow(node);
         }
     }
 
-    /// The host file that an unchanged file shows.
-    pub(crate) fn shown_host_file(&self, node: Node) -> Option<HostFile> {
-        self.nodes.get(&node).is_none().then(|| self.lower.layers.seen_file(node))?
+    /// A file of a layer as it is now, for a copy.
+    pub(crate) fn present_inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
+        self.refresh(node);
+        let inode = self.lower.layers.inode(node)?;
+        let Some(held) = self.held_file(node) else { return Ok(inode) };
+        let mut inode = Arc::unwrap_or_clone(inode);
+        held.show(node, &mut inode);
+        Ok(Arc::new(inode))
     }
 
-    /// Fails if a file that is held was opened as another host file, which was closed since then.
-    pub(crate) fn check_same_file(&self, node: Node) -> Result<(), Refused> {
-        if self.nodes.get(&node).is_some() {
-            return Ok(());
+    /// The host file that a file shows, open, if it is not read elsewhere.
+    pub(crate) fn open_present(&self, node: Node) -> Option<Arc<HeldFile>> {
+        let is_host_file = self.nodes.get(&node).is_none() && self.lower.layers.is_known(node);
+        if !is_host_file || self.stat(node).ok()?.kind != Kind::File {
+            return None;
         }
-        let file = self.held.get(&node).and_then(|held| held.file);
-        match file.is_none_or(|file| self.lower.layers.is_same_file(node, &file)) {
-            true => Ok(()),
-            false => {
-                let path = self.lower.layers.path(node).unwrap_or_default();
-                Err(Refused::ChangedOnHost(path.display().to_string()))
-            }
-        }
+        HeldFile::new(self.lower.layers.open_present(node)?.0).map(Arc::new)
+    }
+
+    /// The host file that was opened as a file, unless the tree has changed that since, or a saved
+    /// tree has stored it.
+    pub(crate) fn held_file(&self, node: Node) -> Option<&HeldFile> {
+        let file = self.held.get(&node)?.file.as_ref()?;
+        let is_read = self.nodes.get(&node).is_none() && !self.lower.layers.is_kept(node);
+        is_read.then_some(&**file)
     }
 
     /// Whether the bytes of a file can be read, as far as the host shows when it is opened.
@@ -52,8 +59,8 @@ impl Tree {
         self.nodes.get(&node).is_some() || self.lower.layers.is_readable(node)
     }
 
-    /// The host file that this file was when a guest last opened it or read from it, or first
-    /// looked at it, or changed it; `None` for other files, and before that.
+    /// The host file that this file was when a guest last opened it or read it by its path, or first
+    /// looked at it; `None` for other files, and before that.
     #[must_use]
     pub fn seen_host_file(&self, node: Node) -> Option<HostFile> {
         self.lower.layers.seen_file(node)

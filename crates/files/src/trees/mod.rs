@@ -3,6 +3,7 @@
 pub(crate) mod bytes;
 pub(crate) mod changeset;
 pub(crate) mod diff;
+pub(crate) mod held_file;
 pub(crate) mod host_capture;
 pub(crate) mod host_files;
 pub(crate) mod lower_layers;

@@ -50,6 +50,7 @@ impl Tree {
     /// [`Tree::read`] reads it in parts. As [`Tree::find`] and [`Tree::read`].
     pub fn read_path(&self, path: impl AsRef<[u8]>, most: u64) -> Result<Vec<u8>, Refused> {
         let node = self.find(path)?;
+        self.refresh(node);
         let stat = self.stat(node)?;
         let size = if stat.kind == Kind::File { stat.size } else { 0 };
         let holes = size.saturating_sub(stat.stored);

@@ -12,13 +12,13 @@
 use std::sync::{Arc, Weak};
 
 use crate::error::Refused;
-use crate::layers::host::HostFile;
 use crate::layers::name_lookup::NameLookup;
 use crate::layers::stack::Layers;
 use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::{NAME, Name};
 use crate::nodes::node::{Kind, Node, Stat, Time};
+use crate::trees::held_file::Held;
 use crate::trees::lower_layers::LowerLayers;
 
 /// The number that new files of a tree begin at.
@@ -73,15 +73,6 @@ pub enum New<'a> {
     Link(&'a [u8]),
     /// A character device of a number.
     Device(u64),
-}
-
-/// A file that is open, or held for another reason.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
-    /// How often.
-    pub(crate) count: u32,
-    /// The host file that was opened, if it was one.
-    pub(crate) file: Option<HostFile>,
 }
 
 /// A file tree. Cheap to clone; see the crate's documentation.
@@ -200,11 +191,7 @@ impl Tree {
                 if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
                     self.copy_up(above, overdraw)?;
                 }
-                let inode = self.lower.layers.inode(node)?;
-                if inode.kind() == Kind::File {
-                    self.lower.layers.pin(node);
-                }
-                inode
+                self.present_inode(node)?
             }
         };
         if !inode.paid {
@@ -240,7 +227,11 @@ impl Tree {
     /// # Errors
     /// [`Refused::Missing`] for an unknown number.
     pub fn stat(&self, node: Node) -> Result<Stat, Refused> {
-        Ok(self.inode(node)?.stat(node))
+        let stat = self.inode(node)?.stat(node);
+        Ok(match self.held_file(node) {
+            Some(held) => held.stat(stat),
+            None => stat,
+        })
     }
 
     /// The present version of a file, to recognise it later.
@@ -391,8 +382,21 @@ impl Tree {
     /// # Errors
     /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
     pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
+        if let Some(held) = self.held_file(node) {
+            return held.read(offset, out);
+        }
         self.refresh(node);
-        self.check_same_file(node)?;
+        match self.read_content(node, offset, out) {
+            // The host has changed it since.
+            Err(Refused::ChangedOnHost(_)) if self.nodes.get(&node).is_none() => {
+                self.refresh(node);
+                self.read_content(node, offset, out)
+            }
+            read => read,
+        }
+    }
+
+    fn read_content(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
         match &self.inode(node)?.body {
             Body::File(content) => content.read(&self.lower.layers, offset, out),
             Body::Directory(_) => Err(Refused::IsDirectory),
@@ -517,8 +521,8 @@ impl Tree {
         self.refresh(node);
         self.inode(node)?;
         let held = match self.held.get(&node) {
-            Some(held) => Held { count: held.count.saturating_add(1), ..*held },
-            None => Held { count: 1, file: self.shown_host_file(node) },
+            Some(held) => Held { count: held.count.saturating_add(1), file: held.file.clone() },
+            None => Held { count: 1, file: self.open_present(node) },
         };
         self.held.insert(node, held);
         Ok(())
@@ -538,13 +542,13 @@ impl Tree {
 
     /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
     pub fn release(&mut self, node: Node) {
-        match self.held.get(&node).copied() {
+        match self.held.get(&node).cloned() {
             Some(Held { count: 0 | 1, .. }) => {
                 self.held.remove(&node);
                 self.bury(node);
             }
             Some(held) => {
-                self.held.insert(node, Held { count: held.count - 1, ..held });
+                self.held.insert(node, Held { count: held.count - 1, file: held.file });
             }
             None => {}
         }
