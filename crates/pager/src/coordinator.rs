@@ -111,8 +111,8 @@ fn run(lazy: &LazyMemory, streams: usize, delay: Duration) {
                 guard.disarm();
             });
         }
-        // Threads that need one of its pages wait for this thread, and the scope waits for those
-        // above, so all of them must see when it ends early.
+        // A thread that needs a page of the working set waits for this thread, and the scope waits
+        // for the threads above. A panic here has to fail the image, which ends these waits.
         let guard = Guard(Some(control));
         lazy.fill_working_set();
         guard.disarm();

@@ -1,9 +1,11 @@
 //! Images of the engine that are filled from a page source while slots use them.
 //!
 //! Every slot of the image shares what has arrived: the second guest finds the pages of the first.
-//! The working set, where one was recorded, is read first: before the image is there from a source
-//! that is far away, and else by another thread while the guest's code is loaded. A guest that
-//! touches one of its pages waits for that page. The rest is streamed behind the guests' backs.
+//! A recorded working set is read first. Another thread reads it from a near source, while the
+//! guest's code is loaded, and a guest that touches one of its pages waits for that page. The set
+//! is read before the image is returned where the source is not near, where a window has several
+//! pages, where nothing is streamed, and where the host lacks userfaultfd. Other pages are streamed
+//! while guests run.
 //!
 //! Promises: a page is used only whole, and after its digest was checked: the source delivers to
 //! memory that no guest sees. When the source fails, the image has failed for good, and
@@ -21,9 +23,10 @@ use afresh_sys::{HUGE_PAGES, PageRange, fork};
 
 use crate::collapse::CollapsingImage;
 use crate::control::Control;
-use crate::lazy::{self, Fill, LazyMemory, put_set};
+use crate::lazy::{self, Fill, LazyMemory};
 use crate::restore::{Engine, Work};
 use crate::staging::Staging;
+use crate::working_set::put_set;
 use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
 
 /// Pages fetched for a fault: what the digests of a snapshot cover at once.

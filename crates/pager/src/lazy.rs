@@ -105,7 +105,11 @@ pub(crate) struct LazyMemory {
 }
 
 /// Puts those of the pages from `first` on in place that the working set has not.
-fn put_missing(inserter: &Inserter, first: usize, content: &[u8]) -> Result<(), SourceError> {
+pub(crate) fn put_missing(
+    inserter: &Inserter,
+    first: usize,
+    content: &[u8],
+) -> Result<(), SourceError> {
     let pages = content.len() / PAGE_SIZE;
     let mut at = 0;
     while at < pages {
@@ -115,20 +119,6 @@ fn put_missing(inserter: &Inserter, first: usize, content: &[u8]) -> Result<(), 
             inserter.put(first + at, &content[at * PAGE_SIZE..(at + run) * PAGE_SIZE])?;
         }
         at += run;
-    }
-    Ok(())
-}
-
-/// Puts pages of the working set in place. Those after the image's last stored page are zero and
-/// have no place.
-pub(crate) fn put_set(
-    inserter: &Inserter,
-    run: PageRange,
-    bytes: &[u8],
-) -> Result<(), SourceError> {
-    let room = inserter.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
-    if room > 0 {
-        inserter.put(run.start, &bytes[..room * PAGE_SIZE])?;
     }
     Ok(())
 }
@@ -144,7 +134,7 @@ impl LazyMemory {
     }
 
     /// Pages of window `window`, relative to the range.
-    fn pages_of(&self, window: usize) -> PageRange {
+    pub(crate) fn pages_of(&self, window: usize) -> PageRange {
         let start = window * self.window;
         PageRange::new(start, self.window.min(self.range.len - start))
     }
@@ -173,54 +163,15 @@ impl LazyMemory {
 
     /// As [`LazyMemory::publish`], for a window that was never missing, so that threads sleep on it
     /// only where they have noted that.
-    fn publish_claimed(&self, window: usize) {
+    pub(crate) fn publish_claimed(&self, window: usize) {
         if self.states[window].swap(PRESENT, Ordering::AcqRel) == AWAITED {
             futex::wake_all(&self.states[window]);
         }
         self.remaining.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Fills the windows of the working set, each of one page, or fails the image.
-    pub(crate) fn fill_working_set(&self) {
-        let Fill::Insert(inserter) = &self.fill else { return };
-        if self.set.is_empty() {
-            return;
-        }
-        // Windows up to this one in the list are present.
-        let mut next = 0;
-        let read = self.source.read_working_set(&mut |run, bytes| {
-            if self.control.stop.load(Ordering::Acquire) {
-                return Err(SourceError::Io(std::io::ErrorKind::Interrupted.into()));
-            }
-            put_set(inserter, run, bytes)?;
-            // Both are in the order of addresses.
-            while let Some(window) = self.set.get(next).filter(|window| **window < run.end()) {
-                if !run.contains(*window) {
-                    // The source left it out.
-                    self.fill(self.pages_of(*window))?;
-                }
-                self.publish_claimed(*window);
-                next += 1;
-            }
-            Ok(())
-        });
-        let rest = read.and_then(|()| {
-            self.set[next..].iter().try_for_each(|window| {
-                self.fill(self.pages_of(*window))?;
-                self.publish_claimed(*window);
-                Ok(())
-            })
-        });
-        // An image that was dropped or has failed keeps that cause.
-        if let Err(error) = rest
-            && !self.control.stop.load(Ordering::Acquire)
-        {
-            self.control.fail(&error);
-        }
-    }
-
     /// Puts claimed pages in place. Takes no lock and allocates nothing if the source does not.
-    fn fill(&self, pages: PageRange) -> Result<(), SourceError> {
+    pub(crate) fn fill(&self, pages: PageRange) -> Result<(), SourceError> {
         let uffd = match (&self.fill, &self.uffd) {
             (Fill::Insert(inserter), _) => return self.fill_image(inserter, pages),
             (_, Some(uffd)) => uffd,

@@ -56,6 +56,8 @@ mod turn;
 pub mod vmm;
 #[cfg(all(target_os = "linux", not(afresh_portable)))]
 mod wait_budget;
+#[cfg(all(target_os = "linux", not(afresh_portable)))]
+mod working_set;
 
 pub use afresh_store::SnapshotOptions;
 pub use contents::{SnapshotContents, SnapshotState};

@@ -310,6 +310,102 @@ fn guests_wait_for_the_pages_of_a_working_set_that_is_being_read_and_for_no_othe
     (0..PAGES).for_each(|page| check(&slot, page, &content));
 }
 
+/// Pages of [`ZeroSource`] without content. The first gap is bridged, the second is not.
+const ZEROS: [PageRange; 2] = [PageRange::new(10, 8), PageRange::new(100, 200)];
+/// Its working set.
+const ZERO_SET: PageRange = PageRange::new(5, 300);
+
+/// Stores no zeros, but its working set has them. It passes on some pages twice.
+struct ZeroSource {
+    content: Vec<u8>,
+    near: bool,
+    released: AtomicBool,
+}
+
+impl PageSource for ZeroSource {
+    fn pages(&self) -> usize {
+        PAGES
+    }
+
+    fn occupied(&self) -> Vec<PageRange> {
+        let [small, large] = ZEROS;
+        let between = |from: usize, to: usize| PageRange::new(from, to - from);
+        vec![
+            between(0, small.start),
+            between(small.end(), large.start),
+            between(large.end(), PAGES),
+        ]
+    }
+
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+        let bytes = &self.content[first * PAGE_SIZE..][..pages * PAGE_SIZE];
+        // SAFETY: the caller promises room for so many pages.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn is_near(&self) -> bool {
+        self.near
+    }
+
+    fn working_set(&self) -> Vec<PageRange> {
+        vec![ZERO_SET]
+    }
+
+    fn read_working_set(&self, take: &mut PageSink<'_>) -> Result<(), SourceError> {
+        while !self.released.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for run in [PageRange::new(5, 10), PageRange::new(12, 293)] {
+            take(run, &self.content[run.start * PAGE_SIZE..][..run.byte_len()])?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the files of an image have no page of its zeros from `first` to `end`.
+fn is_hole(image: &LazyImage, first: usize, end: usize) -> bool {
+    let files = image.image().files().unwrap();
+    let file = files.iter().find(|file| file.pages().contains(end)).unwrap();
+    let at = |page: usize| ((file.first() + page - file.pages().start) * PAGE_SIZE) as u64;
+    let start = at(end) - ((end - first) * PAGE_SIZE) as u64;
+    let data = rustix::fs::seek(file.file().unwrap(), rustix::fs::SeekFrom::Data(start)).unwrap();
+    data == at(end)
+}
+
+#[test]
+fn zeros_of_a_working_set_are_not_stored_and_guests_may_read_them_first() {
+    if !Features::host().has(Feature::UffdSigbus) {
+        return println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
+    }
+    let mut content = content();
+    ZEROS.iter().for_each(|run| content[run.start * PAGE_SIZE..][..run.byte_len()].fill(0));
+    for near in [true, false] {
+        let released = AtomicBool::new(!near);
+        let source = Arc::new(ZeroSource { content: content.clone(), near, released });
+        let image = LazyImage::start(source.clone(), &Options::default()).unwrap();
+        let slot = slot(&image).unwrap();
+        let base = slot.base() as usize;
+        let first_byte = |page: usize| {
+            // SAFETY: a page of the slot, which nothing writes.
+            unsafe { ((base + page * PAGE_SIZE) as *const u8).read_volatile() }
+        };
+        for page in ZEROS[1].start..ZEROS[1].end() {
+            assert_eq!(first_byte(page), 0, "page {page}");
+        }
+        std::thread::scope(|scope| {
+            for page in ZEROS[0].start - 1..ZEROS[0].end() + 1 {
+                let expected = content[page * PAGE_SIZE];
+                scope.spawn(move || assert_eq!(first_byte(page), expected, "page {page}"));
+            }
+            source.released.store(true, Ordering::Release);
+        });
+        image.wait(TEST_TIMEOUT).unwrap();
+        (0..PAGES).for_each(|page| check(&slot, page, &content));
+        assert!(is_hole(&image, ZEROS[1].start, ZEROS[1].end()), "zeros are stored");
+    }
+}
+
 #[test]
 fn a_working_set_that_cannot_be_read_fails_the_image_by_name() {
     for (end, cause) in [(SetEnd::Damaged, "a damaged set"), (SetEnd::Panic, "has ended")] {
