@@ -42,7 +42,6 @@ use conflicts::MovedFiles;
 use host::{open_below, open_root};
 use staged_files::{StagedFiles, below, mode_of, node_at};
 
-
 /// Paths that an error names.
 const MAX_NAMED: usize = 20;
 /// Why a file of the host is kept as it is.

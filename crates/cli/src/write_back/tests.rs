@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use afresh::files::{Budget, Layer, New, Refused, Rename, Time};
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+use rustix::io::Errno;
 
 use super::*;
 

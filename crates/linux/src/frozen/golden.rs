@@ -60,7 +60,7 @@ fn write() {
     }
     let granted = ["/bin", "/etc", "/lib", "/lib64", "/usr"];
     let program = Program::new("/bin/sh").arg("-c").arg(COMMANDS).request(b"warm\n").user(0, 0);
-    let program = program.env("CLOSES", CLOSES).env("PATH", "/usr/bin:/bin");
+    let program = program.env("CLOSES", CLOSES).env("PATH", "/usr/sbin:/usr/bin:/bin");
     let program = granted.iter().fold(program, |program, path| program.grant(path));
     let frozen = program.warm().unwrap().freeze().unwrap();
     let file = std::fs::File::create(golden(ENGINE)).unwrap();

@@ -75,7 +75,8 @@ impl KillGuard {
 
 impl Drop for KillGuard {
     fn drop(&mut self) {
-        if let Some(sandbox) = lock(&self.all).remove(&self.id) {
+        let removed = lock(&self.all).remove(&self.id);
+        if let Some(sandbox) = removed {
             sandbox.charge.store(StoredState::default());
         }
     }
