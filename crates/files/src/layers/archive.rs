@@ -12,7 +12,7 @@ use crate::error::{LayerError, Refused};
 use crate::layers::host::HostDirectory;
 use crate::layers::item::{EntryKind, Item, LayerLimits};
 use crate::layers::layer_bytes::LayerBytes;
-use crate::layers::packed::PackedZip;
+use crate::layers::packed::{PackedFile, PackedZip};
 use crate::layers::regular_file::open_regular;
 use crate::nodes::node::{Node, Time};
 use crate::nodes::source::SourceVersion;
@@ -23,8 +23,8 @@ use crate::read_at::FileExt;
 pub(crate) enum StoredFile {
     /// As they are, from an offset of the archive on, and how many.
     Plain(u64, u64),
-    /// Number in a zip, length, and the place of the unpacked bytes after the first read.
-    Packed(usize, u64, OnceLock<u64>),
+    /// In a zip, to be unpacked by the first read.
+    Packed(PackedFile),
     /// Offset and length in the stored bytes.
     Kept(u64, u64),
 }
@@ -33,7 +33,8 @@ impl StoredFile {
     /// Length of the file.
     pub(crate) fn len(&self) -> u64 {
         match self {
-            Self::Plain(_, len) | Self::Packed(_, len, _) | Self::Kept(_, len) => *len,
+            Self::Plain(_, len) | Self::Kept(_, len) => *len,
+            Self::Packed(file) => file.len(),
         }
     }
 }
@@ -175,20 +176,9 @@ impl Archive {
             (StoredFile::Plain(from, _), Data::File(data)) => {
                 data.read_exact_at(out, from + at).map_err(|e| failed(e.to_string()))
             }
-            (StoredFile::Packed(number, len, place), _) => {
+            (StoredFile::Packed(file), _) => {
                 let packed = self.packed.as_ref().ok_or(Refused::Missing)?;
-                at.checked_add(out.len() as u64)
-                    .filter(|end| end <= len)
-                    .ok_or_else(|| failed("it is shorter than its stated size".into()))?;
-                let place = match place.get() {
-                    Some(place) => *place,
-                    // Two that unpack it at the same time have the same bytes.
-                    None => {
-                        let unpacked = packed.unpack(*number, *len).map_err(&failed)?;
-                        *place.get_or_init(|| unpacked)
-                    }
-                };
-                packed.read(place + at, out).map_err(failed)
+                packed.read(file, at, out).map_err(failed)
             }
             (StoredFile::Kept(from, _), Data::Kept(bytes)) => {
                 bytes.read_at(from + at, out).map_err(failed)

@@ -1,8 +1,9 @@
 //! Zips. A stored file is read in place. A packed file is unpacked to a temporary file on first
-//! read, and never to more than the size in its directory entry. Memory is charged before the directory is read whole.
+//! read, and never to more than the size in its directory entry. Memory is charged before the
+//! directory is read whole.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use ::zip::read::Config;
 use ::zip::unstable::read::ZipIterable;
@@ -11,7 +12,7 @@ use ::zip::{CompressionMethod, ZipArchive};
 use crate::error::LayerError;
 use crate::layers::archive::{Archive, Counter, StoredFile, names_budget};
 use crate::layers::item::{EntryKind, Item, LayerLimits};
-use crate::layers::packed::{PackedZip, PositionedFile, unpack_small};
+use crate::layers::packed::{PackedFile, PackedZip, PositionedFile, unpack_small};
 use crate::layers::regular_file::open_regular;
 use crate::nodes::name::PATH;
 use crate::nodes::node::Time;
@@ -85,7 +86,7 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
             files.push(match (method, start) {
                 (CompressionMethod::Stored, Some(start)) => StoredFile::Plain(start, size),
                 (CompressionMethod::Deflated, _) => {
-                    StoredFile::Packed(number, size, OnceLock::new())
+                    StoredFile::Packed(PackedFile::new(number, size))
                 }
                 _ => {
                     return Err(bad(format!(
