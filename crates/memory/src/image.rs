@@ -167,8 +167,8 @@ impl Image {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// A number that identifies this image among those alive in the process. The image of a slot
-    /// has the number of the image that the slot was made with.
+    /// A number of this image and of its compact copy, which no other image of the process has
+    /// while one of the two exists. A slot's image can be such a copy.
     #[must_use]
     pub fn id(&self) -> usize {
         let address = self.inner.original.as_ref().map_or(Arc::as_ptr(&self.inner), Weak::as_ptr);

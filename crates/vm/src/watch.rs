@@ -1,9 +1,10 @@
 //! Deadlines of running calls, and stopping a call from outside.
 //!
-//! Promises: a call past its deadline leaves the guest within about a millisecond of it; a call
-//! that ended, also by a panic of a host function, is never disturbed afterwards, and neither is its
-//! thread. A call costs a few atomic operations here. May break it: a host function that blocks; it
-//! is only noticed when it returns to the guest.
+//! Promises: a call past its deadline leaves the guest within about a millisecond of it. A call
+//! that ended, also by a panic of a host function, is never disturbed afterwards, and neither is
+//! its thread. A call costs a few atomic operations here.
+//!
+//! May break it: a host function that blocks, which is stopped only when it returns to the guest.
 
 use std::cell::Cell;
 use std::io;

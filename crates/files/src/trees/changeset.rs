@@ -55,8 +55,8 @@ impl Changeset {
         self.steps += STEPS_PER_ITEM;
         match self.apply_item(tree, item) {
             Err(Refused::Loop) if self.steps == 0 => Err(Refused::Layer(format!(
-                "the links of the archive lead through more than {STEPS_PER_ITEM} names for each \
-                 item"
+                "the links of the layers lead through more than {MIN_STEPS} names, and \
+                 {STEPS_PER_ITEM} for each item"
             ))),
             result => result,
         }

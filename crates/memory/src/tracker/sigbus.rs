@@ -10,11 +10,11 @@
 //! the guest may trap. Any other code gets zeros if the slot's user allows it
 //! ([`crate::SlotConfig::checks_loss`]).
 //!
-//! Pages that may be missing are protected from the first drain on that finds one of them written.
-//! A guest that was thawed for one answer would otherwise pay a signal for each page that it
-//! writes. Until then the private pages of the mapping are the written ones, and the drain lists
-//! them ([`pagemap::private`]). As the list has its price, a later drain protects them in any case
-//! ([`MAX_EMPTY_DRAINS`]). A kernel without that list protects all pages at once.
+//! Pages that may be missing are not protected at first. The first drain that finds one of them
+//! written protects them. A guest that was thawed for one answer would otherwise pay a signal for
+//! each page that it writes. Until then the private pages of the mapping are the written ones, and
+//! the drain lists them ([`pagemap::private`]). As the list has its price, a later drain protects
+//! them in any case ([`MAX_EMPTY_DRAINS`]). A kernel without that list protects all pages at once.
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan
