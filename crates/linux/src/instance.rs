@@ -434,7 +434,6 @@ impl Instance {
     /// are closed now.
     pub fn reset(&mut self) {
         self.footing = ResetState::NeedsReset;
-        self.frozen_memory.clear();
         self.limits.stop = None;
         self.generation.renew();
         if self.limits.replaced && self.live.as_ref().is_some_and(|live| !live.unused) {
@@ -548,6 +547,7 @@ impl Instance {
             self.live = None;
         }
         self.standing = to.clone();
+        self.frozen_memory.clear();
         self.reset();
     }
 

@@ -84,7 +84,7 @@ pub enum PlatformError {
         way_out: &'static str,
     },
     /// The kernel refused something that it granted at other times.
-    #[error("{what} failed: {error}{}", way_out(error))]
+    #[error("{what} failed: {error}{}", limit_advice(error))]
     Kernel {
         /// The operation.
         what: &'static str,
@@ -112,7 +112,7 @@ pub enum PlatformError {
 }
 
 /// The way out of an error at a limit of this process, behind a semicolon.
-fn way_out(error: &io::Error) -> &'static str {
+fn limit_advice(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EFBIG) => {
             "; a file in memory would exceed the limit of files of this process: raise ulimit -f"

@@ -68,7 +68,7 @@ pub(crate) struct PackedFile {
     /// Reserved by the first attempt to unpack it. Later attempts use the same place.
     place: OnceLock<Place>,
     is_unpacked: AtomicBool,
-    /// Held while it is unpacked.
+    /// FileHold while it is unpacked.
     unpacking: Mutex<()>,
 }
 

@@ -27,7 +27,7 @@ use crate::saved::description::{
     damaged,
 };
 use crate::saved::footprint;
-use crate::trees::held_file::Held;
+use crate::trees::held_file::FileHold;
 use crate::trees::tree::{Budget, Tree};
 
 impl Part {
@@ -336,7 +336,7 @@ impl Loader<'_> {
         }
         let mut tree = self.tree;
         for (number, count) in saved.held {
-            let held = Held { count, file: None };
+            let held = FileHold { count, file: None };
             if count == 0 || tree.held.insert(Node(number), held).is_some() {
                 return Err(damaged("a file is held twice"));
             }

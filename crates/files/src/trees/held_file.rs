@@ -20,7 +20,7 @@ static DESCRIPTORS: AtomicUsize = AtomicUsize::new(0);
 
 /// A file that is open, or held for another reason.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct FileHold {
     /// How often.
     pub(crate) count: u32,
     /// The host file that was opened, if it was one.

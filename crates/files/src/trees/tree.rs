@@ -18,7 +18,7 @@ use crate::nodes::inode::{Body, Directory, Entry, Inode};
 use crate::nodes::map::Map;
 use crate::nodes::name::{NAME, Name};
 use crate::nodes::node::{Kind, Node, Stat, Time};
-use crate::trees::held_file::Held;
+use crate::trees::held_file::FileHold;
 use crate::trees::lower_layers::LowerLayers;
 
 /// The number that new files of a tree begin at.
@@ -80,7 +80,7 @@ pub enum New<'a> {
 pub struct Tree {
     pub(crate) nodes: Map<Node, Arc<Inode>>,
     /// Files that are open.
-    pub(crate) held: Map<Node, Held>,
+    pub(crate) held: Map<Node, FileHold>,
     pub(crate) next: u64,
     pub(crate) bytes: u64,
     pub(crate) files: u64,
@@ -521,8 +521,8 @@ impl Tree {
         self.refresh(node);
         self.inode(node)?;
         let held = match self.held.get(&node) {
-            Some(held) => Held { count: held.count.saturating_add(1), file: held.file.clone() },
-            None => Held { count: 1, file: self.open_present(node) },
+            Some(held) => FileHold { count: held.count.saturating_add(1), file: held.file.clone() },
+            None => FileHold { count: 1, file: self.open_present(node) },
         };
         self.held.insert(node, held);
         Ok(())
@@ -543,12 +543,12 @@ impl Tree {
     /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
     pub fn release(&mut self, node: Node) {
         match self.held.get(&node).cloned() {
-            Some(Held { count: 0 | 1, .. }) => {
+            Some(FileHold { count: 0 | 1, .. }) => {
                 self.held.remove(&node);
                 self.bury(node);
             }
             Some(held) => {
-                self.held.insert(node, Held { count: held.count - 1, file: held.file });
+                self.held.insert(node, FileHold { count: held.count - 1, file: held.file });
             }
             None => {}
         }

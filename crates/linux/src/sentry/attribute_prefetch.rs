@@ -89,7 +89,7 @@ impl AttributePrefetch {
     }
 
     /// How many files the process was given.
-    pub(in crate::sentry) fn given(&self) -> usize {
+    pub(in crate::sentry) fn count(&self) -> usize {
         self.given
     }
 }

@@ -202,7 +202,7 @@ impl Sentry {
             return;
         }
         process.close_answers();
-        inside.prefetch.taken = process.attributes_taken(inside.prefetch.given());
+        inside.prefetch.taken = process.attributes_taken(inside.prefetch.count());
         let effects = process.take_effects();
         for (known, offset) in inside.descriptors.iter_mut().zip(effects.offsets) {
             let (Some(known), Some(offset)) = (known, offset) else { continue };

@@ -162,12 +162,16 @@ impl std::io::Write for Stop {
 #[test]
 fn a_large_write_to_a_file_that_is_stopped_continues_in_the_saved_state() {
     let Some(program) = common::python() else { return };
-    let script = "import os, sys
+    let script = "import os, sys, threading, time
 piece, file = bytes([1]) * (1 << 20), os.open('/tmp/f', os.O_CREAT | os.O_WRONLY)
+# A state is kept where a thread waits for input.
+thread = threading.Thread(target=sys.stdin.readline)
+thread.start(); time.sleep(0.1)
 os.write(1, b'begun')
 written = os.writev(file, [piece] * 1000)
-for line in sys.stdin:
-    print(written, os.stat('/tmp/f').st_size, flush=True)";
+thread.join()
+print(written, os.stat('/tmp/f').st_size, flush=True)
+sys.stdin.readline()";
     let program = program.arg("-c").arg(script).storage_limit(1 << 30).time_limit(LIMIT);
     let control = RunControl::new().unwrap();
     let streams = HostStreams::default().output(Stop(control.clone())).control(control);

@@ -70,7 +70,7 @@ fn descriptors(number: i64, args: &[u64; 6]) -> [Option<u32>; 2] {
 }
 
 /// The file that the waiting call of a thread keeps when `number` is closed.
-fn kept(thread: &Thread, number: u32, description: u64) -> Option<HeldFile> {
+fn held_file(thread: &Thread, number: u32, description: u64) -> Option<HeldFile> {
     let listed = match &thread.wait.as_ref()?.reason {
         WaitReason::Files(list) => list.iter().any(|(id, _)| *id == description),
         WaitReason::Lock(_) | WaitReason::Stop | WaitReason::Nothing => false,
@@ -108,7 +108,7 @@ impl Kernel {
         for number in numbers.iter().map(|number| *number as u32) {
             let Ok(description) = table.id(number.into()) else { continue };
             for thread in processes.current.threads.values_mut() {
-                let Some(file) = kept(thread, number, description) else { continue };
+                let Some(file) = held_file(thread, number, description) else { continue };
                 let Some(wait) = &mut thread.wait else { continue };
                 let is_held = wait.held.iter().any(|held| match file.number {
                     Some(number) => held.number == Some(number),

@@ -61,12 +61,12 @@ impl ResultRing {
     }
 
     /// Results that it has.
-    fn held(&self) -> u32 {
+    fn event_count(&self) -> u32 {
         (self.tail + self.slots - self.head) % self.slots
     }
 
     fn is_full(&self) -> bool {
-        self.held() + 1 == self.slots
+        self.event_count() + 1 == self.slots
     }
 
     fn slot(&self, index: u32) -> u64 {
@@ -282,7 +282,7 @@ impl Sentry {
         if least > most || most > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
-        let held = ring.held();
+        let held = ring.event_count();
         if u64::from(held) < least && !ring.is_full() && !self.passed(until) {
             let order = self.change().current_mut().threads.next_order();
             let address = ring.at + TAIL;
@@ -337,7 +337,7 @@ mod tests {
     fn a_ring_has_one_free_slot_and_wraps_around() {
         let ring = |head, tail| ResultRing { at: PAGE, slots: 4, head, tail };
         assert_eq!(
-            [(3, 3), (3, 0), (3, 2), (0, 3)].map(|(head, tail)| ring(head, tail).held()),
+            [(3, 3), (3, 0), (3, 2), (0, 3)].map(|(head, tail)| ring(head, tail).event_count()),
             [0, 1, 3, 3]
         );
         assert!(ring(3, 2).is_full() && !ring(3, 1).is_full());

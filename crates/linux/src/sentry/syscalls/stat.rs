@@ -30,7 +30,7 @@ const HANDLE_LEN: u32 = 12;
 const MAX_HANDLE: u32 = 128;
 
 /// Flags of `newfstatat` and `statx`.
-const KNOWN: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
+const STAT_FLAGS: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
 
 impl Sentry {
     /// `stat(2)`: as `newfstatat` from the current directory.
@@ -116,7 +116,8 @@ impl Sentry {
         to: u64,
         flags: u64,
     ) -> SyscallResult {
-        if flags as i32 & !(KNOWN | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC) != 0 {
+        if flags as i32 & !(STAT_FLAGS | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC) != 0
+        {
             return Err(Errno::INVAL.into());
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
@@ -202,7 +203,7 @@ impl Sentry {
         to: u64,
     ) -> SyscallResult {
         const SYNC: u64 = (libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC) as u64;
-        let unknown = flags as u32 as u64 & !(KNOWN as u64 | SYNC) != 0;
+        let unknown = flags as u32 as u64 & !(STAT_FLAGS as u64 | SYNC) != 0;
         if unknown || flags & SYNC == SYNC || mask as u32 & 1 << 31 != 0 {
             return Err(Errno::INVAL.into());
         }
