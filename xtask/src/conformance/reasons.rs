@@ -1,5 +1,5 @@
-//! The reasons why tests do not pass: a table of reasons from a list that people write, and from the
-//! messages of tests that no reason names.
+//! The reasons why tests do not pass: a table of reasons from a list that people write, and from
+//! the messages of tests that no reason names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -55,7 +55,8 @@ impl<'a> Application<'a> {
         let mut puts: Vec<PendingPut> =
             self.staged.take().into_iter().map(|c| (c, String::new())).collect();
         let mut removals = self.removals();
-        // A file may take the place of a directory, or come into one that takes the place of a file.
+        // A file may take the place of a directory, or come into one that takes the place of a
+        // file.
         loop {
             let before = (puts.len(), removals.len());
             puts = self.put(puts);

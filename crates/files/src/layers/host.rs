@@ -531,7 +531,8 @@ impl HostDirectory {
     /// Reads; the part that the file has lost since it was looked up is zeros.
     ///
     /// # Errors
-    /// [`Refused::Layer`]; [`Refused::ChangedOnHost`] if the file has another version than `version`.
+    /// [`Refused::Layer`]; [`Refused::ChangedOnHost`] if the file has another version than
+    /// `version`.
     pub(crate) fn read(
         &self,
         node: Node,

@@ -1,8 +1,9 @@
 //! Host files that are open in a tree.
 //!
-//! Promises: an open file stays the host file that was opened, with its present size and bytes, also
-//! after the host has removed or replaced it. May break it: more open host files than a process has
-//! descriptors for them. Then a file is read by its path, and one that was replaced cannot be read.
+//! Promises: an open file stays the host file that was opened, with its present size and bytes,
+//! also after the host has removed or replaced it. May break it: more open host files than a
+//! process has descriptors for them. Then a file is read by its path, and one that was replaced
+//! cannot be read.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -59,8 +59,8 @@ impl Tree {
         self.nodes.get(&node).is_some() || self.lower.layers.is_readable(node)
     }
 
-    /// The host file that this file was when a guest last opened it or read it by its path, or first
-    /// looked at it; `None` for other files, and before that.
+    /// The host file that this file was when a guest last opened it or read it by its path, or
+    /// first looked at it; `None` for other files, and before that.
     #[must_use]
     pub fn seen_host_file(&self, node: Node) -> Option<HostFile> {
         self.lower.layers.seen_file(node)

@@ -19,8 +19,8 @@ use crate::sentry::PackedAdditions;
 
 /// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock, a
 /// process in a user namespace, a process with an adjusted score, one of another user, files of
-/// that user, one with another root directory, and one whose thread reads a pipe that another thread
-/// has closed.
+/// that user, one with another root directory, and one whose thread reads a pipe that another
+/// thread has closed.
 const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
     cd /tmp/d; rm f; echo own >own; chown 33:44 own . ; unshare -U sleep 100000 & \

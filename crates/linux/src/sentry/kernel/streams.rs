@@ -170,8 +170,8 @@ impl Streams {
         self.heard > 0 || !self.output.is_empty()
     }
 
-    /// The events of the input. A host pipe without a writer has hung up, unless the guest is to wait
-    /// for more there.
+    /// The events of the input. A host pipe without a writer has hung up, unless the guest is to
+    /// wait for more there.
     pub(crate) fn input_events(&self) -> u16 {
         let when = |holds: bool, events: u16| if holds { events } else { 0 };
         match &self.source {

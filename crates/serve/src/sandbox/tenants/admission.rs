@@ -294,8 +294,8 @@ impl Sandboxes {
         admit_memory(&self.accounts.of(tenant), &limits, &held, 0)
     }
 
-    /// Refuses background work of a sandbox that has added memory while its tenant's budget of memory
-    /// is used up. Work that adds none continues.
+    /// Refuses background work of a sandbox that has added memory while its tenant's budget of
+    /// memory is used up. Work that adds none continues.
     pub(crate) fn check_growth(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         if sandbox.charge.has_grown() {
             self.check_own_memory(&sandbox.tenant)?;
@@ -304,9 +304,9 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Charges the memory of a sandbox that comes back from the store. One that alone is larger than
-    /// the budget of its tenant comes back where the tenant has no other, so that a client can make
-    /// room.
+    /// Charges the memory of a sandbox that comes back from the store. One that alone is larger
+    /// than the budget of its tenant comes back where the tenant has no other, so that a client can
+    /// make room.
     pub(crate) fn admit_resume(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         let (all, killed) = (lock(&self.all), lock(&self.killed));
         let expected = sandbox.charge.expected();
