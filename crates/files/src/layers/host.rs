@@ -7,6 +7,7 @@
 //! its path had at the last open or read, until the directory is captured. A tree that has copied
 //! the attributes of a version reads its bytes, or none. May break it: see [`crate::layer`].
 
+mod following;
 mod host_file;
 mod inode_numbers;
 mod lookups;

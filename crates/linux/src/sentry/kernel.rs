@@ -12,6 +12,7 @@ pub(super) mod fifos;
 pub(super) mod file_locks;
 pub(super) mod fork_request;
 pub(super) mod generation;
+pub(super) mod held_file;
 pub(super) mod held_files;
 pub(super) mod identity;
 pub(super) mod in_flight_fds;

@@ -5,6 +5,7 @@ pub(crate) mod creation;
 pub(crate) mod key_turns;
 mod processor_turn;
 pub(crate) mod random;
+pub(crate) mod refusals;
 pub(crate) mod refused_work;
 pub(crate) mod registry;
 pub(crate) mod restart;

@@ -13,6 +13,7 @@ pub(crate) mod quota;
 #[cfg(test)]
 mod scheduler_model;
 mod scheduler_state;
+pub(crate) mod state_charges;
 pub(crate) mod stored_blobs;
 pub(crate) mod tenant_queue;
 pub(crate) mod totals;

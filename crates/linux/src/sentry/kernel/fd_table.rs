@@ -15,7 +15,7 @@ use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll_set::EpollSet;
-use crate::sentry::kernel::held_files::{HeldFiles, held_description};
+use crate::sentry::kernel::held_file::{HeldFiles, held_description};
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::open_fifo::Fifo;

@@ -6,28 +6,12 @@
 //! descriptors again after one. May break it: a call that waits with a descriptor and is missing in
 //! [`descriptors`].
 
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
-
 use crate::platform::calls;
+use crate::sentry::kernel::held_file::{HeldFile, HeldFiles, PackedHeldFiles};
 use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::result::SyscallControl;
-
-/// An open file that a waiting call keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HeldFile {
-    /// The closed descriptor that the call uses it by. `poll` and `select` only wait for it.
-    number: Option<u32>,
-    description: u64,
-}
-
-pub(crate) type HeldFiles = Vec<HeldFile>;
-
-/// Held files of threads, as a snapshot stores them.
-pub(crate) type PackedHeldFiles = BTreeMap<u32, HeldFiles>;
 
 /// Descriptors among the arguments of a call that can wait. Calls that wait for a list of
 /// descriptors have none.
@@ -90,11 +74,6 @@ fn held_file(thread: &Thread, number: u32, description: u64) -> Option<HeldFile>
 /// Maximum held files of a wait.
 fn max_held(wait: &Wait) -> usize {
     wait.items().max(2)
-}
-
-/// The description that a resumed call uses for a descriptor.
-pub(super) fn held_description(held: &[HeldFile], number: u32) -> Option<u64> {
-    held.iter().find(|held| held.number == Some(number)).map(|held| held.description)
 }
 
 impl Kernel {

@@ -24,7 +24,7 @@ use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject};
 use crate::sentry::kernel::file_locks::FileLocks;
-use crate::sentry::kernel::held_files::PackedHeldFiles;
+use crate::sentry::kernel::held_file::PackedHeldFiles;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::platform::Context;
 use crate::sentry::kernel::file_locks::FileLock;
-use crate::sentry::kernel::held_files::HeldFiles;
+use crate::sentry::kernel::held_file::HeldFiles;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::message_queues::WantedMessage;
 use crate::sentry::kernel::open_fifo::PendingOpen;

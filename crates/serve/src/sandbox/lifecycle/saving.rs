@@ -21,7 +21,7 @@ use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::snapshots::last_layer;
-use crate::sandbox::lifecycle::refused_work::budget_used_up;
+use crate::sandbox::lifecycle::refusals::budget_used_up;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Residency, Sandbox, next_event};
 use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
