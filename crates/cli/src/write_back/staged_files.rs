@@ -56,7 +56,7 @@ pub(super) struct StagedFiles {
     /// In all temporary names.
     number: u64,
     changes: Vec<StagedChange>,
-    /// Files that the host has changed meanwhile.
+    /// Files that the host has changed during the run.
     conflicts: Vec<PathBuf>,
     /// Files whose bytes could not be read, with the reason.
     lost: Vec<(PathBuf, String)>,
@@ -104,7 +104,7 @@ impl StagedFiles {
         &self.root
     }
 
-    /// Files that a program of the host has changed meanwhile, and that stay as they are.
+    /// Files that a program of the host has changed during the run. They stay as they are.
     pub(super) fn conflicts(&self) -> &[PathBuf] {
         &self.conflicts
     }

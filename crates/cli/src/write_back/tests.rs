@@ -282,10 +282,10 @@ fn a_file_that_is_moved_to_a_place_that_is_not_written_is_kept() {
 }
 
 #[test]
-fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
+fn a_file_that_the_host_has_changed_is_kept_and_reported() {
     let now = Time::default();
     let path = |top: &Path, name: &str| top.join(name).to_str().unwrap().to_owned();
-    // What the guest does with `k/y` or `new`, and the host before and after that.
+    // A change of `k/y` or `new` by the guest, and one by the host.
     type Step<'a> = &'a dyn Fn(&mut Tree, &Path);
     type HostStep<'a> = &'a dyn Fn(&Path);
     let look: Step<'_> = &|tree, top| {
@@ -300,7 +300,7 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
     let add: Step<'_> = &|tree, top| {
         tree.write_path(path(top, "new"), b"guest", now).unwrap();
     };
-    // The moved file has a mode of its own, so that its bytes must be those that were seen.
+    // With another mode, the moved file refers to the bytes that were seen.
     let rename_unread: Step<'_> = &|tree, top| {
         let node = tree.find(path(top, "k/y")).unwrap();
         tree.set_mode(node, 0o600, now).unwrap();
@@ -361,7 +361,7 @@ fn what_the_host_has_changed_meanwhile_is_kept_and_reported() {
 }
 
 #[test]
-fn a_file_that_the_guest_moved_unread_has_the_bytes_that_the_host_gave_it_meanwhile() {
+fn a_file_that_was_moved_unread_has_its_present_bytes() {
     let (_folder, top, _, before) = granted();
     let mut after = before.clone();
     after.stat_path(top.join("k/y").to_str().unwrap()).unwrap();
@@ -390,7 +390,7 @@ fn a_moved_file_keeps_its_old_name_where_its_new_one_cannot_be_written() {
     let mut after = before.clone();
     rename(&mut after, &top.join("k/y"), &top.join("k/empty/y")).unwrap();
     after.write_path(top.join("new").to_str().unwrap(), b"new", Time::default()).unwrap();
-    // The directory is gone on the host.
+    // The host has removed the directory.
     std::fs::remove_dir(top.join("k/empty")).unwrap();
     let message = write(&top, &before, &after).unwrap_err();
     assert!(message.contains("k/empty/y ("), "{message}");

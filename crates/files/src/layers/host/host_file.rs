@@ -14,7 +14,7 @@ use crate::nodes::source::{Source, SourceVersion};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostFile {
     /// Device and number.
-    file: (u64, u64),
+    pub(super) file: (u64, u64),
     size: u64,
     /// Seconds and nanoseconds.
     modified: (i64, u64),
@@ -36,7 +36,7 @@ impl HostFile {
         }
     }
 
-    /// What tells versions of its content apart.
+    /// The version of its content.
     pub(crate) fn version(&self) -> SourceVersion {
         let ((device, number), (seconds, nanoseconds)) = (self.file, self.modified);
         SourceVersion([device, number, self.size, seconds.cast_unsigned(), nanoseconds])

@@ -1,5 +1,5 @@
-//! A model of processors in virtual time: the delays of a tenant's calls beside a flood of another
-//! tenant, which the decisions of the scheduler cause.
+//! A model of processors in virtual time. It shows the delays that the decisions of the scheduler
+//! add to calls of one tenant beside a flood of another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,7 +10,7 @@ use super::idle_processors::IdleProcessors;
 use super::scheduler_state::{SchedulerState, Waiter};
 
 const PROCESSORS: u32 = 2;
-/// Resolution of the host's idle time.
+/// Resolution of idle times.
 const TICK: Duration = Duration::from_millis(10);
 /// Places of that many processors.
 const PLACES: usize = 2;

@@ -19,7 +19,7 @@ const MAX_COUNTERS: usize = 1024;
 /// A blob of the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blob {
-    digest: Sha256,
+    pub(super) digest: Sha256,
     bytes: u64,
 }
 
