@@ -60,17 +60,20 @@ impl HostInput {
 
     /// At most `len` bytes, which stay there; none at the end; `None` where a read would wait.
     pub(crate) fn peek(&mut self, len: usize) -> Result<Option<&[u8]>, Errno> {
-        if self.ahead.is_empty() {
+        let room = len.min(INPUT_AT_ONCE).saturating_sub(self.ahead.len());
+        // Behind bytes that are left, an end is not read: a terminal has it once.
+        let has_more = || ioctl_fionread(&self.fd).is_ok_and(|len| len > 0);
+        if self.ahead.is_empty() || room > 0 && has_more() {
             if !self.is_ready() {
                 return Ok(None);
             }
-            let mut bytes = vec![0; len.min(INPUT_AT_ONCE)];
+            let mut bytes = vec![0; room];
             match read(&self.fd, &mut bytes) {
                 Ok(read) => {
-                    bytes.truncate(read);
                     self.taken += read as u64;
-                    self.ahead = bytes.into();
+                    self.ahead.extend(&bytes[..read]);
                 }
+                Err(_) if !self.ahead.is_empty() => {}
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
                 Err(errno) => return Err(errno),
             }
