@@ -80,7 +80,8 @@ impl StubCommands {
         let copies = self.copies.len() + usize::from(self.input.is_some());
         let data = stub::FIRST + 64 * self.calls.len() + 24 * copies;
         let end = data + self.input.as_ref().map_or(0, |(_, bytes)| bytes.len());
-        assert!(end <= stub::NEW_ACTIONS, "orders that do not fit are cut into pieces before");
+        // Pieces of orders leave the new actions alone. The list of a template comes before any.
+        assert!(end <= stub::INSIDE_WORDS, "orders that do not fit are cut into pieces before");
         let mut bytes = vec![0; end];
         let mut put = |offset: usize, word: u64| {
             bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
