@@ -45,7 +45,7 @@ use staged_files::{StagedFiles, below, mode_of, node_at};
 /// Paths that an error names.
 const MAX_NAMED: usize = 20;
 /// Why a file of the host is kept as it is.
-const CHANGED: &str = "a program of the host has changed it meanwhile";
+const CHANGED: &str = "a program of the host has made or changed it during the run";
 
 /// Changes between two states of guest files, without directories that the sentry serves.
 pub(crate) fn changes(before: &Tree, after: &Tree) -> anyhow::Result<Vec<FileChange>> {
@@ -147,9 +147,8 @@ pub(crate) fn write_back(
     }
     anyhow::ensure!(
         failures.is_empty(),
-        "only files, directories, symbolic links and attributes user.* that give no rights are \
-         written to the host, which may refuse a change, or have changed a file itself. These are \
-         not written: {}",
+        "not written to the host: {}. `--write-back` writes files, directories, symbolic links, and \
+         attributes user.* that give no rights",
         failures.join(", ")
     );
     Ok(())
