@@ -71,8 +71,8 @@ pub(in crate::sentry) fn pieces_of(
 
 /// The parts of a piece of memory; one that is empty has one.
 fn parts((start, len): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
-    let befores = (0..len.max(1)).step_by(MAX_TRANSFER as usize);
-    befores.map(move |before| (start.wrapping_add(before), (len - before).min(MAX_TRANSFER)))
+    let offsets = (0..len.max(1)).step_by(MAX_TRANSFER as usize);
+    offsets.map(move |offset| (start.wrapping_add(offset), (len - offset).min(MAX_TRANSFER)))
 }
 
 /// Refuses offsets that are negative for the guest.
