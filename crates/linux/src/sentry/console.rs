@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(input.len(), 4);
         assert_eq!(input.peek(2).unwrap().unwrap(), b"ab");
         input.skip(1);
-        assert_eq!(input.peek(8).unwrap().unwrap(), b"bc");
+        assert_eq!(input.peek(8).unwrap().unwrap(), b"bcd");
         input.skip(2);
         assert_eq!(input.peek(8).unwrap().unwrap(), b"d");
         input.skip(1);
