@@ -35,14 +35,15 @@ use crate::warm::Warm;
 
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either
 /// changes in a way that older states do not survive.
-const ENGINE: &str = "afresh-linux state 18";
+const ENGINE: &str = "afresh-linux state 19";
 /// The versions before. States of 11 have no [`PackedAdditions`] behind their header, and those of
 /// 12 no numbers of processes behind these. Text of 13 has no jumps to the code inside. In states
 /// of 14 the inode numbers of host files follow from their paths, and files have none behind them.
 /// Those of 15 have no users behind the numbers of processes: the guest is user 1000. In those of
 /// 16 reserved addresses have pages, and no root directories are behind the users. Those of 17 have
-/// no files of waiting calls behind the root directories.
-const ENGINES_BEFORE: [&str; 7] = [
+/// no files of waiting calls behind the root directories, and those of 18 no [`PackedExtensions`]
+/// behind these.
+const ENGINES_BEFORE: [&str; 8] = [
     "afresh-linux state 11",
     "afresh-linux state 12",
     "afresh-linux state 13",
@@ -50,6 +51,7 @@ const ENGINES_BEFORE: [&str; 7] = [
     "afresh-linux state 15",
     "afresh-linux state 16",
     "afresh-linux state 17",
+    "afresh-linux state 18",
 ];
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
@@ -135,6 +137,9 @@ fn read_parts(decoder: &mut Decoder<'_>) -> Result<(Header, PackedAdditions), De
     if !decoder.rest().is_empty() {
         additions.held = decoder.decode()?;
     }
+    if !decoder.rest().is_empty() {
+        additions.extensions = decoder.decode()?;
+    }
     match decoder.rest() {
         [] => Ok((header, additions)),
         _ => Err(DecodeError::Malformed("there are bytes after its end".to_owned())),
@@ -192,6 +197,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     encoder.encode(&additions.users).map_err(unwritten)?;
     encoder.encode(&additions.roots).map_err(unwritten)?;
     encoder.encode(&additions.held).map_err(unwritten)?;
+    encoder.encode(&additions.extensions).map_err(unwritten)?;
     let bytes = encoder.finish(|decoder| read_parts(decoder).map(drop)).map_err(unwritten)?;
     let below = layers.iter().map(LayerImage::image);
     let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();

@@ -1,4 +1,4 @@
-//! Versions 11 to 18 of the state, frozen: the kernel state of a guest that was written when a
+//! Versions 11 to 19 of the state, frozen: the kernel state of a guest that was written when a
 //! version began is still read, and written byte for byte as then.
 //!
 //! The goldens in `tests/golden` are never written again. A change that makes these tests fail
@@ -102,7 +102,7 @@ fn the_state_of_version_12_is_read_and_written_as_it_was() {
 }
 
 #[test]
-fn the_states_of_versions_13_to_18_are_read_and_written_as_they_were() {
+fn the_states_of_versions_13_to_19_are_read_and_written_as_they_were() {
     write();
     ENGINES_BEFORE[2..].iter().copied().chain([ENGINE]).for_each(check_whole);
 }
@@ -110,9 +110,9 @@ fn the_states_of_versions_13_to_18_are_read_and_written_as_they_were() {
 fn check_whole(engine: &str) {
     let golden = golden_bytes(engine);
     let (header, additions) = read_header(&golden).unwrap();
-    let [_, _, _, _, _, version_16, version_17] = ENGINES_BEFORE;
+    let [_, _, _, _, _, version_16, version_17, version_18] = ENGINES_BEFORE;
     let processes = match engine {
-        ENGINE => 7,
+        engine if [version_18, ENGINE].contains(&engine) => 7,
         engine if engine == version_17 => 6,
         _ => 5,
     };
@@ -124,7 +124,7 @@ fn check_whole(engine: &str) {
     let additions_len = bytes.len();
     let mut bytes = postcard::to_extend(&additions.tunables, bytes).unwrap();
     let tunables_len = bytes.len();
-    let has_users = [version_16, version_17, ENGINE].contains(&engine);
+    let has_users = [version_16, version_17, version_18, ENGINE].contains(&engine);
     if has_users {
         assert_ne!(additions.users, Default::default());
         bytes = postcard::to_extend(&additions.users, bytes).unwrap();
@@ -132,21 +132,28 @@ fn check_whole(engine: &str) {
         assert_eq!(additions.users, Default::default(), "the guest is user 1000");
     }
     let users_len = bytes.len();
-    let has_roots = [version_17, ENGINE].contains(&engine);
+    let has_roots = [version_17, version_18, ENGINE].contains(&engine);
     assert_eq!(additions.roots.is_empty(), !has_roots);
     if has_roots {
         bytes = postcard::to_extend(&additions.roots, bytes).unwrap();
     }
     let roots_len = bytes.len();
-    assert_eq!(additions.held.is_empty(), engine != ENGINE);
-    if engine == ENGINE {
+    let has_held = [version_18, ENGINE].contains(&engine);
+    assert_eq!(additions.held.is_empty(), !has_held);
+    if has_held {
         bytes = postcard::to_extend(&additions.held, bytes).unwrap();
+    }
+    let held_len = bytes.len();
+    assert_eq!(additions.extensions == Default::default(), engine != ENGINE);
+    if engine == ENGINE {
+        bytes = postcard::to_extend(&additions.extensions, bytes).unwrap();
     }
     assert!(bytes == golden, "the state has another form");
     // An empty map behind version 16 or 17 would be valid.
     assert!(read_header(&[&golden[..], &[1]].concat()).is_err());
     for length in header_len + 1..golden.len() {
-        let is_older = [additions_len, tunables_len, users_len, roots_len].contains(&length);
+        let is_older =
+            [additions_len, tunables_len, users_len, roots_len, held_len].contains(&length);
         assert_eq!(read_header(&golden[..length]).is_err(), !is_older, "{length}");
     }
     refuse_parts(&golden, header_len);

@@ -20,6 +20,7 @@ pub(super) mod inotify;
 pub(super) mod input_source;
 pub(super) mod message_queues;
 pub(super) mod open_fifo;
+pub(super) mod packed_extensions;
 pub(super) mod packed_kernel;
 pub(super) mod peer_copy;
 pub(super) mod peer_credentials;

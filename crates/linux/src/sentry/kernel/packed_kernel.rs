@@ -30,6 +30,7 @@ use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::packed_extensions::PackedExtensions;
 use crate::sentry::kernel::peer_credentials::{PeerCredentials, PeerUsers};
 use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process::Process;
@@ -97,6 +98,9 @@ pub(crate) struct PackedAdditions {
     /// Added by version 18, and stored behind these.
     #[serde(skip)]
     pub(crate) held: PackedHeldFiles,
+    /// Added by version 19, and stored behind these.
+    #[serde(skip)]
+    pub(crate) extensions: PackedExtensions,
 }
 
 /// The processes with another root directory than the root of the tree.
@@ -244,7 +248,9 @@ impl Kernel {
         let peers = PeerUsers::of(peers(&mut packed.descriptions, &mut packed.channels));
         let users = PackedUsers { users: self.namespaces.users.clone(), peers };
         let held = self.packed_held();
-        let additions = PackedAdditions { namespaces, locks, tunables, users, roots, held };
+        let extensions = self.pack_extensions();
+        let additions =
+            PackedAdditions { namespaces, locks, tunables, users, roots, held, extensions };
         Ok((packed, additions, files.to_bytes()))
     }
 
@@ -394,6 +400,7 @@ impl Kernel {
                 return Err(damaged("memory is locked that is not mapped"));
             }
         }
+        state.unpack_extensions(additions.extensions).map_err(damaged)?;
         state.check().map_err(damaged)?;
         state.cut_lines();
         state.drop_unowned();
