@@ -133,13 +133,10 @@ pub(crate) fn write_back(
     }
     let staged = tops.iter().map(|top| {
         let root = open_root(top).with_context(|| top.display().to_string())?;
-        StagedFiles::new(root, top, changes, trees).map(|staged| (top, staged))
+        StagedFiles::new(root, top, changes, trees).map(|staged| (top.as_path(), staged))
     });
     let staged = staged.collect::<anyhow::Result<Vec<_>>>()?;
-    let mut failures = Vec::new();
-    for (top, staged) in staged {
-        failures.extend(Application::new(top, staged, changes, trees, &moved).run());
-    }
+    let mut failures = Application::new(staged, changes, trees, &moved).run();
     let more = failures.len().saturating_sub(MAX_NAMED);
     failures.truncate(MAX_NAMED);
     if more > 0 {

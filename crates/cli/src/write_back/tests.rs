@@ -399,6 +399,26 @@ fn a_moved_file_keeps_its_old_name_where_its_new_one_cannot_be_written() {
 }
 
 #[test]
+fn a_file_that_was_moved_between_two_directories_is_in_one_of_them() {
+    for reversed in [false, true] {
+        let (_folder, top, _, before) = granted();
+        let mut after = before.clone();
+        let mut tops = [top.join("k"), top.join("d")];
+        std::fs::create_dir_all(tops[1].join("below")).unwrap();
+        rename(&mut after, &tops[0].join("y"), &tops[1].join("below/y")).unwrap();
+        // The host has removed the directory.
+        std::fs::remove_dir(tops[1].join("below")).unwrap();
+        if reversed {
+            tops.reverse();
+        }
+        let listed = changes(&before, &after).unwrap();
+        let error = write_back(&tops, &listed, (&before, &after)).unwrap_err().to_string();
+        assert!(error.contains("moved to"), "{reversed}: {error}");
+        assert_eq!(std::fs::read(top.join("k/y")).unwrap(), b"y\n", "{reversed}");
+    }
+}
+
+#[test]
 fn a_file_takes_the_place_of_a_directory_and_a_directory_that_of_a_file() {
     let (_folder, top, _, before) = granted();
     let (mut after, now) = (before.clone(), Time::default());
