@@ -7,9 +7,10 @@
 
 use object::Endianness;
 use object::elf::{
-    DT_NEEDED, DT_NULL, DT_REL, DT_RELA, DT_RELAENT, DT_RELASZ, DT_RELR, DT_RELRENT, DT_RELRSZ,
-    DT_RELSZ, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PF_W, PF_X,
-    PT_DYNAMIC, PT_INTERP, PT_LOAD, PT_TLS, R_X86_64_NONE, R_X86_64_RELATIVE,
+    DT_JMPREL, DT_NEEDED, DT_NULL, DT_PLTREL, DT_PLTRELSZ, DT_REL, DT_RELA, DT_RELAENT, DT_RELASZ,
+    DT_RELR, DT_RELRENT, DT_RELRSZ, DT_RELSZ, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
+    FileHeader64, PF_W, PF_X, PT_DYNAMIC, PT_INTERP, PT_LOAD, PT_TLS, R_X86_64_NONE,
+    R_X86_64_RELATIVE,
 };
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 
@@ -120,7 +121,7 @@ pub struct Program<'a> {
     segments: Vec<Segment>,
     /// The relocation tables, checked. They are read again when they are applied: an eighth of a
     /// byte of `DT_RELR` names a place.
-    rela: &'a [u8],
+    rela: [&'a [u8]; 2],
     relr: &'a [u8],
     entry: u64,
     span: u64,
@@ -172,9 +173,7 @@ impl<'a> Program<'a> {
                 PT_DYNAMIC => dynamic = Some(entry),
                 PT_LOAD if entry.p_memsz(LE) > 0 => {
                     let segment = check_segment(index, entry, bytes.len())?;
-                    if let Some(last) = segments.last() {
-                        check_neighbours(index, last, &segment)?;
-                    }
+                    check_neighbours(index, &segments, &segment)?;
                     segments.push(segment);
                     if segments.len() > MAX_SEGMENTS {
                         return Err(ElfError::TooManySegments(segments.len()));
@@ -193,7 +192,7 @@ impl<'a> Program<'a> {
         if !segments.iter().any(in_code) {
             return Err(ElfError::Entry(entry));
         }
-        let mut program = Self { bytes, segments, rela: &[], relr: &[], entry, span };
+        let mut program = Self { bytes, segments, rela: [&[]; 2], relr: &[], entry, span };
         if let Some(dynamic) = dynamic {
             let entries = dynamic
                 .dynamic(LE, bytes)
@@ -226,7 +225,7 @@ impl<'a> Program<'a> {
             let file = &self.bytes[segment.file.clone()];
             image[start..start + file.len()].copy_from_slice(file);
         }
-        for (kind, Rela { place, addend }) in rela_entries(self.rela) {
+        for (kind, Rela { place, addend }) in self.rela.into_iter().flat_map(rela_entries) {
             if kind == R_X86_64_RELATIVE {
                 put_word(&mut image, place, base.wrapping_add(addend));
             }
@@ -244,6 +243,8 @@ impl<'a> Program<'a> {
     ) -> Result<(), ElfError> {
         let (mut rela, mut rela_size, mut rela_entry) = (None, 0, RELA);
         let (mut relr, mut relr_size, mut relr_entry) = (None, 0, 8);
+        // Relocations of calls have a table of their own.
+        let (mut calls, mut calls_size, mut calls_kind) = (None, 0, DT_RELA as u64);
         for entry in entries {
             let value = entry.d_val(LE);
             match entry.d_tag(LE) {
@@ -253,17 +254,23 @@ impl<'a> Program<'a> {
                 DT_RELA => rela = Some(value),
                 DT_RELASZ => rela_size = value,
                 DT_RELAENT => rela_entry = value,
+                DT_JMPREL => calls = Some(value),
+                DT_PLTRELSZ => calls_size = value,
+                DT_PLTREL => calls_kind = value,
                 DT_RELR => relr = Some(value),
                 DT_RELRSZ => relr_size = value,
                 DT_RELRENT => relr_entry = value,
                 _ => {}
             }
         }
-        if rela_entry != RELA || relr_entry != 8 {
+        if rela_entry != RELA || relr_entry != 8 || calls_kind != DT_RELA as u64 {
             return Err(ElfError::RelocationTable);
         }
-        if let Some(address) = rela {
-            let table = self.file_bytes(address, rela_size)?;
+        for (index, (address, size)) in
+            [(rela, rela_size), (calls, calls_size)].into_iter().enumerate()
+        {
+            let Some(address) = address else { continue };
+            let table = self.file_bytes(address, size)?;
             if !(table.len() as u64).is_multiple_of(RELA) {
                 return Err(ElfError::RelocationTable);
             }
@@ -274,7 +281,7 @@ impl<'a> Program<'a> {
                     other => return Err(ElfError::RelocationType(other)),
                 }
             }
-            self.rela = table;
+            self.rela[index] = table;
         }
         if let Some(address) = relr {
             let table = self.file_bytes(address, relr_size)?;
@@ -374,14 +381,16 @@ fn check_segment(
     Ok(Segment { address, size, writable, executable, file: offset as usize..end as usize })
 }
 
-fn check_neighbours(index: usize, last: &Segment, segment: &Segment) -> Result<(), ElfError> {
-    let end = last.address + last.size;
-    if segment.address < end {
+/// Checks `segment` against those before it, of which several may end in its first page: a page has
+/// the rights of all its segments.
+fn check_neighbours(index: usize, before: &[Segment], segment: &Segment) -> Result<(), ElfError> {
+    let end = |other: &Segment| other.address + other.size;
+    if before.last().is_some_and(|last| segment.address < end(last)) {
         return Err(ElfError::SegmentOverlap(index));
     }
-    let share_page = (end - 1) / PAGE == segment.address / PAGE;
-    let both = (last.writable || segment.writable) && (last.executable || segment.executable);
-    if share_page && both {
+    let shares_page = |other: &&Segment| (end(other) - 1) / PAGE == segment.address / PAGE;
+    let page = || before.iter().rev().take_while(shares_page).chain([segment]);
+    if page().any(|s| s.writable) && page().any(|s| s.executable) {
         return Err(ElfError::WritableCode(index));
     }
     Ok(())

@@ -88,6 +88,31 @@ proptest! {
 }
 
 #[test]
+fn no_page_of_several_segments_is_writable_and_executable() {
+    // Flags of segments of 16 bytes, one behind the other in one page: 1 executes, 2 writes.
+    let parse = |flags: &[u32]| {
+        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+        bytes.resize(16, 0);
+        bytes.extend([3_u16, 62].map(u16::to_le_bytes).concat());
+        bytes.extend(1_u32.to_le_bytes());
+        let code = flags.iter().position(|flags| flags & 1 != 0).unwrap() as u64 * 16;
+        bytes.extend([code, 64, 0].map(u64::to_le_bytes).concat());
+        bytes.extend(0_u32.to_le_bytes());
+        bytes.extend([64, 56, flags.len() as u16, 0, 0, 0].map(u16::to_le_bytes).concat());
+        for (number, flags) in flags.iter().enumerate() {
+            bytes.extend([1, *flags].map(u32::to_le_bytes).concat());
+            let address = number as u64 * 16;
+            bytes.extend([0, address, address, 0, 16, 1].map(u64::to_le_bytes).concat());
+        }
+        Program::parse(&bytes).map(|program| program.span())
+    };
+    assert_eq!(parse(&[4, 5, 4]), Ok(4096));
+    assert_eq!(parse(&[5, 6]), Err(ElfError::WritableCode(1)));
+    assert_eq!(parse(&[6, 4, 5]), Err(ElfError::WritableCode(2)));
+    assert_eq!(parse(&[5, 4, 4, 6]), Err(ElfError::WritableCode(3)));
+}
+
+#[test]
 fn each_malformed_field_has_its_own_error() {
     let with = |at: usize, value: &[u8]| {
         let mut bytes = elf().to_vec();
@@ -138,6 +163,14 @@ fn each_malformed_field_has_its_own_error() {
     // The table is in the first segment, where offsets and addresses agree.
     let first = word(entry(7) + 8);
     assert_eq!(with(first + 8, &[6]), ElfError::RelocationType(6));
+    // The same table as that of calls: `DT_JMPREL` and `DT_PLTRELSZ`.
+    let of_calls = |kind: u8| {
+        let mut bytes = elf().to_vec();
+        (bytes[entry(7)], bytes[entry(8)], bytes[first + 8]) = (23, 2, kind);
+        Program::parse(&bytes).map(|_| ())
+    };
+    assert_eq!(of_calls(8), Ok(()));
+    assert_eq!(of_calls(37), Err(ElfError::RelocationType(37)));
     assert_eq!(with(first, &u64::MAX.to_le_bytes()), ElfError::RelocationTarget(u64::MAX));
 }
 
