@@ -29,6 +29,8 @@ use crate::python_type::{
 pub(crate) const DEFAULT_RESULT: usize = 128 << 20;
 /// Maximum keys of one dictionary or set with the same hash.
 const MAX_EQUAL_HASHES: u32 = 64;
+/// Maximum bytes of an integer in a value whose keys may be decimals as well.
+const MAX_MIXED_INTEGER: usize = 64;
 
 /// The error for values that cannot be converted to Python's, for any reason.
 pub(crate) fn marshal_error(py: Python<'_>, error: PyErr) -> PyErr {
@@ -53,13 +55,17 @@ pub(crate) fn reader<'py, 'b>(
     limit: usize,
 ) -> Values<'py, 'b> {
     let charge = Budget::new("result", limit).empty();
-    ObjectReader::new(from, PythonBuilder { py, exact }, charge)
+    let builder = PythonBuilder { py, exact, has_decimal: false, has_long_integer: false };
+    ObjectReader::new(from, builder, charge)
 }
 
 /// Makes Python's objects.
 pub(crate) struct PythonBuilder<'py> {
     py: Python<'py>,
     exact: bool,
+    has_decimal: bool,
+    /// An integer of more than [`MAX_MIXED_INTEGER`] bytes.
+    has_long_integer: bool,
 }
 
 /// A dictionary under construction.
@@ -98,7 +104,20 @@ impl<'py> PythonBuilder<'py> {
         made.or_else(|_| self.opaque(kind, text))
     }
 
-    fn integer(&self, magnitude: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    /// Refuses a key that Python may compare with another one for hours: it makes a decimal of an
+    /// integer first, in the square of its length. Tuples and sets may contain both.
+    fn check_comparison(&self, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        if !(self.has_decimal && self.has_long_integer) || is_string(key) {
+            return Ok(());
+        }
+        Err(MarshalError::new_err(format!(
+            "the guest value has decimals, integers of more than {MAX_MIXED_INTEGER} bytes, and \
+             keys or members that are neither text nor bytes"
+        )))
+    }
+
+    fn integer(&mut self, magnitude: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        self.has_long_integer |= magnitude.len() > MAX_MIXED_INTEGER;
         let bytes = PyBytes::new(self.py, magnitude);
         self.py.get_type::<PyInt>().call_method1("from_bytes", (bytes, "big"))
     }
@@ -157,7 +176,10 @@ impl<'py> ObjectBuilder for PythonBuilder<'py> {
             Scalar::Date(seconds) => self.date(seconds)?,
             Scalar::Timestamp(text) => self.parsed(&DATETIME, "fromisoformat", "date", text)?,
             Scalar::Day(text) => self.parsed(&DAY_TYPE, "fromisoformat", "date", text)?,
-            Scalar::Decimal(text) => self.parsed(&DECIMAL_TYPE, "__call__", "decimal", text)?,
+            Scalar::Decimal(text) => {
+                self.has_decimal = true;
+                self.parsed(&DECIMAL_TYPE, "__call__", "decimal", text)?
+            }
             Scalar::Uuid(bytes) => {
                 let named = PyDict::new(py);
                 named.set_item("bytes", PyBytes::new(py, &bytes))?;
@@ -199,6 +221,7 @@ impl<'py> ObjectBuilder for PythonBuilder<'py> {
         let (set, mut hashes) = (PySet::empty(self.py)?, KeyHashes::default());
         for (before, member) in members.iter().enumerate() {
             let key = hashable(member)?;
+            self.check_comparison(&key)?;
             set.add(&key)?;
             if set.len() == before {
                 return Ok(BuiltSet::List(members.into_any()));
@@ -220,6 +243,7 @@ impl<'py> ObjectBuilder for PythonBuilder<'py> {
         value: Bound<'py, PyAny>,
     ) -> PyResult<Option<Pair<Bound<'py, PyAny>>>> {
         let own = hashable(key.clone())?;
+        self.check_comparison(&own)?;
         if map.dict.contains(&own)? {
             return Ok(Some((key, value)));
         }
@@ -265,7 +289,7 @@ struct KeyHashes(HashMap<isize, u32>);
 impl KeyHashes {
     /// Adds a key that equals none before.
     fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
-        if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
+        if is_string(key) {
             return Ok(());
         }
         let equal = self.0.entry(key.hash()?).or_default();
@@ -277,6 +301,11 @@ impl KeyHashes {
         }
         Ok(())
     }
+}
+
+/// Whether a key is text or bytes.
+fn is_string(key: &Bound<'_, PyAny>) -> bool {
+    key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>()
 }
 
 /// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen

@@ -47,6 +47,30 @@ def test_keys_that_collide_now_and_then_are_taken() -> None:
     assert len(_native.decode(_native.encode({n: n for n in range(5000)}))) == 5000
 
 
+def decimal(text: str) -> bytes:
+    """A number in tag 65585, as a tuple is an array in tag 65584."""
+    return b"\xda\x00\x01\x00\x31" + head(3, len(text)) + text.encode()
+
+
+@pytest.mark.parametrize("kind", ["map", "set", "tuples"])
+def test_keys_whose_comparison_takes_hours_are_refused(kind: str) -> None:
+    # Of equal hashes. Python makes a decimal of the integer to compare them.
+    keys = [number(5 + (MODULUS << 4_000_000)), decimal("5")]
+    if kind == "tuples":
+        keys = [b"\xda\x00\x01\x00\x30" + head(4, 1) + key for key in keys]
+    if kind == "set":
+        value = b"\xd9\x01\x02" + head(4, len(keys)) + b"".join(keys)
+    else:
+        value = head(5, len(keys)) + b"".join(key + b"\xf6" for key in keys)
+    with pytest.raises(afresh.MarshalError, match="decimals"):
+        _native.decode(value)
+    # The same numbers under names, and short ones as keys, are taken.
+    named = head(5, 2) + b"".join(bytes([0x61, 97 + at]) + key for at, key in enumerate(keys))
+    assert len(_native.decode(named)) == 2
+    short = [number(5 + MODULUS), decimal("5")]
+    assert len(_native.decode(head(5, 2) + b"".join(key + b"\xf6" for key in short))) == 2
+
+
 SEEDS = [
     _native.encode({"a": [1, -2, 2**70, -(2**70), 1.5, None, True, b"bytes", "text \u00e9"], (1, 2): {3, "x"}, 4: {}}),
     # An imaginary number, packed numbers, a date, an opaque value, a tuple.
