@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::archive::Archive;
-use super::cross::{LIBRARIES, Pages, folder};
+use super::cross::{LIBRARIES, Pages, compiler, folder};
 use super::packages::Files;
 use crate::command::{find, run, run_watched};
 use crate::host;
@@ -52,6 +52,8 @@ pub(super) struct Machine {
 impl Machine {
     /// A machine with a shell and the C library.
     pub(super) fn new(pages: Pages) -> Result<Self> {
+        // Its libraries come with it.
+        compiler()?;
         if find("qemu-system-aarch64").is_none() {
             host::apt_install(&["qemu-system-arm"])?;
         }

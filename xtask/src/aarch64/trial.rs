@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use super::cross::{Pages, compiler};
+use super::cross::Pages;
 use super::machine::Machine;
 use crate::guests;
 
@@ -56,7 +56,6 @@ const CHECKS: usize = 8;
 
 /// Tries an archive of the command; returns what was run.
 pub(crate) fn try_archive(archive: &Path) -> Result<String> {
-    compiler()?;
     let guest = guests::named("js")?;
     guests::build(guest)?;
     let mut machine = Machine::new(Pages::Small)?;
