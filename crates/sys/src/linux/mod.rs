@@ -44,62 +44,61 @@ pub use withhold::{WithholdGuard, withhold, withhold_all};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use crate::features::ProbeResults;
+use crate::features::{FeatureGroup, ProbeResults};
 use crate::{Call, Feature, PageRange, SysError};
 use trial::{Trial, any_ends_the_process, ends_the_process};
 
-/// Finds missing facilities by trying each one once on a separate page.
-pub(crate) fn probe() -> ProbeResults {
+/// Finds missing facilities of a group by trying each one once on a separate page.
+pub(crate) fn probe(group: FeatureGroup) -> ProbeResults {
     let mut missing = BTreeMap::new();
     let short = Cell::new(false);
     let note_shortage = |error: SysError| short.set(short.get() || error.is_exhaustion());
     let deadly = any_ends_the_process();
     let deadly = |call| deadly.then(|| ends_the_process(call)).flatten();
-    if let Some(why) = deadly(Trial::MemfdCreate) {
-        missing.insert(Feature::Memfd, format!("memfd_create: {why}"));
-    } else if let Err(error) = Memfd::new(c"afresh-probe") {
-        note_shortage(error);
-        missing.insert(Feature::Memfd, error.to_string());
-    }
-    if let Some(why) = missing.get(&Feature::Memfd).cloned() {
-        // They watch mappings of such files.
-        missing.insert(Feature::UffdSigbus, why.clone());
-        missing.insert(Feature::UffdAsync, why);
-    }
-    if let Some(why) = deadly(Trial::Userfaultfd) {
-        for feature in [Feature::UffdSigbus, Feature::UffdAsync, Feature::UffdKernel] {
-            missing.insert(feature, format!("userfaultfd: {why}"));
-        }
-    }
-    let known: Vec<Feature> = missing.keys().copied().collect();
-    let mut note = |feature, probe: &dyn Fn() -> Result<(), SysError>| {
-        // A facility that is known to be missing is not tried: the trial may end the process.
-        if known.contains(&feature) {
-            return;
-        }
-        if let Err(error) = probe() {
+    let memfd = match deadly(Trial::MemfdCreate) {
+        Some(why) => Some(format!("memfd_create: {why}")),
+        None => Memfd::new(c"afresh-probe").err().map(|error| {
+            note_shortage(error);
+            error.to_string()
+        }),
+    };
+    let userfaultfd = deadly(Trial::Userfaultfd).map(|why| format!("userfaultfd: {why}"));
+    // A facility that is known to be missing is not tried: the trial may end the process. Write
+    // protection watches mappings of files in memory.
+    let watches = userfaultfd.as_ref().or(memfd.as_ref());
+    let mut note = |feature, known: Option<&String>, probe: &dyn Fn() -> Result<(), SysError>| {
+        if let Some(why) = known {
+            missing.insert(feature, why.clone());
+        } else if let Err(error) = probe() {
             note_shortage(error);
             missing.insert(feature, error.to_string());
         }
     };
-    note(Feature::UffdSigbus, &|| probe_uffd(UffdMode::Sigbus));
-    note(Feature::UffdAsync, &|| probe_uffd(UffdMode::Async));
-    note(Feature::UffdKernel, &|| Uffd::open_for_kernel().map(drop));
-    note(Feature::PagemapScan, &|| {
-        Reservation::new(1).and_then(|r| {
-            r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
-            pagemap::written(r.base().as_ptr(), 1, |_| {})
-        })
-    });
-    note(Feature::Populate, &|| {
-        Reservation::new(1).and_then(|r| {
-            r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
-            r.advise(PageRange::new(0, 1), Advice::PopulateWrite)
-        })
-    });
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
-        note_shortage(SysError::new(Call::Map, error.raw_os_error().unwrap_or_default()));
-        missing.insert(Feature::Kvm, format!("/dev/kvm: {error}"));
+    match group {
+        FeatureGroup::Slots => {
+            note(Feature::Memfd, memfd.as_ref(), &|| Ok(()));
+            note(Feature::UffdSigbus, watches, &|| probe_uffd(UffdMode::Sigbus));
+            note(Feature::PagemapScan, None, &|| {
+                Reservation::new(1).and_then(|r| {
+                    r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
+                    pagemap::written(r.base().as_ptr(), 1, |_| {})
+                })
+            });
+        }
+        FeatureGroup::Others => {
+            note(Feature::UffdAsync, watches, &|| probe_uffd(UffdMode::Async));
+            note(Feature::UffdKernel, userfaultfd.as_ref(), &|| Uffd::open_for_kernel().map(drop));
+            note(Feature::Populate, None, &|| {
+                Reservation::new(1).and_then(|r| {
+                    r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
+                    r.advise(PageRange::new(0, 1), Advice::PopulateWrite)
+                })
+            });
+            if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+                note_shortage(SysError::new(Call::Map, error.raw_os_error().unwrap_or_default()));
+                missing.insert(Feature::Kvm, format!("/dev/kvm: {error}"));
+            }
+        }
     }
     ProbeResults { missing, short: short.get() }
 }

@@ -27,7 +27,7 @@ pub mod usage;
 mod withhold;
 
 use crate::Feature;
-use crate::features::ProbeResults;
+use crate::features::{FeatureGroup, ProbeResults};
 
 pub use memfd::Memfd;
 pub use perf::Instructions;
@@ -44,7 +44,8 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// Everything but files in memory is missing here.
-pub(crate) fn probe() -> ProbeResults {
-    let real = Feature::ALL.into_iter().filter(|feature| *feature != Feature::Memfd);
+pub(crate) fn probe(group: FeatureGroup) -> ProbeResults {
+    let of_group = Feature::ALL.into_iter().filter(|feature| FeatureGroup::of(*feature) == group);
+    let real = of_group.filter(|feature| *feature != Feature::Memfd);
     ProbeResults { missing: real.map(|f| (f, MISSING.to_owned())).collect(), short: false }
 }
