@@ -8,7 +8,7 @@ use first::FIRST;
 
 /// The number of the first call after a gap, and the calls from there on.
 const SECOND_START: usize = 424;
-const SECOND: [&str; 29] = [
+const SECOND: [&str; 46] = [
     "pidfd_send_signal",
     "io_uring_setup",
     "io_uring_enter",
@@ -38,6 +38,23 @@ const SECOND: [&str; 29] = [
     "set_mempolicy_home_node",
     "cachestat",
     "fchmodat2",
+    "map_shadow_stack",
+    "futex_wake",
+    "futex_wait",
+    "futex_requeue",
+    "statmount",
+    "listmount",
+    "lsm_get_self_attr",
+    "lsm_set_self_attr",
+    "lsm_list_modules",
+    "mseal",
+    "setxattrat",
+    "getxattrat",
+    "listxattrat",
+    "removexattrat",
+    "open_tree_attr",
+    "file_getattr",
+    "file_setattr",
 ];
 
 /// The name of a system call; `None` if it is not known.
@@ -67,6 +84,8 @@ mod tests {
             (libc::SYS_pidfd_send_signal, "pidfd_send_signal"),
             (libc::SYS_clone3, "clone3"),
             (452, "fchmodat2"),
+            (462, "mseal"),
+            (469, "file_setattr"),
         ] {
             assert_eq!(call_name(number), Some(name), "{number}");
         }

@@ -44,3 +44,5 @@ pub(crate) const NS_GET_OWNER_UID: u64 = 0xb704;
 pub(crate) const RNDGETENTCNT: u64 = 0x8004_5200;
 pub(crate) const TIOCSPTLCK: u64 = 0x4004_5431;
 pub(crate) const TIOCGPTN: u64 = 0x8004_5430;
+/// Queries a mapping of an open `/proc/<process>/maps`.
+pub(crate) const PROCMAP_QUERY: u64 = 0xc068_6611;

@@ -5,6 +5,7 @@ use afresh_files::{Kind, Node, Refused, Time, Tree};
 
 use rustix::io::Errno;
 
+use crate::sentry::fs::mounts::FileSystem;
 use crate::sentry::fs::special_files::type_of;
 use crate::sentry::kernel::signals::{SignalAction, SignalInfo};
 
@@ -50,11 +51,26 @@ pub(crate) struct FileStatus {
     pub(crate) changed: Time,
     /// Recorded user and group.
     pub(crate) owner: Option<[u32; 2]>,
+    /// The file system that it is in.
+    pub(crate) system: FileSystem,
 }
 
 impl FileStatus {
     /// That of a file of a tree.
     pub(crate) fn of(tree: &Tree, node: Node) -> Result<Self, Refused> {
+        Self::within(tree, node, FileSystem::of(tree, node))
+    }
+
+    /// That of a file that was found in a directory.
+    pub(crate) fn found(tree: &Tree, node: Node, above: Node) -> Result<Self, Refused> {
+        let status = Self::within(tree, node, FileSystem::Root)?;
+        let is_directory = status.mode & libc::S_IFMT == libc::S_IFDIR;
+        let directory = if is_directory { node } else { above };
+        Ok(Self { system: FileSystem::of_directory(tree, directory), ..status })
+    }
+
+    /// That of a file of a tree, in a file system.
+    pub(crate) fn within(tree: &Tree, node: Node, system: FileSystem) -> Result<Self, Refused> {
         let stat = tree.stat(node)?;
         let kind = type_of(stat.kind, stat.device);
         let is_device = stat.kind == Kind::Device && kind == Kind::Device.mode();
@@ -69,6 +85,7 @@ impl FileStatus {
             accessed: stat.times.accessed,
             changed: stat.times.changed,
             owner: stat.owner,
+            system,
         })
     }
 }
@@ -150,13 +167,15 @@ impl DirectoryEntries {
     }
 }
 
-/// `struct statx` of a file of this user and group.
-pub(crate) fn statx(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
+/// `struct statx` of a file of this user and group, with the mount that `mask` asks for.
+pub(crate) fn statx(a: &FileStatus, [user, group]: [u32; 2], mask: u32) -> Vec<u8> {
     const BASIC_STATS: u32 = libc::STATX_BASIC_STATS;
-    const MOUNT: u32 = libc::STATX_MNT_ID;
+    const UNIQUE_MOUNT: u32 = 0x4000;
+    let is_unique = mask & UNIQUE_MOUNT != 0;
+    let mount = if is_unique { UNIQUE_MOUNT } else { libc::STATX_MNT_ID };
     let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).int(t.nanos).int(0);
     let bytes = StructBuilder::default()
-        .int(BASIC_STATS | MOUNT)
+        .int(BASIC_STATS | mount)
         .int(4096)
         .word(0)
         .int(a.links as u32)
@@ -169,9 +188,8 @@ pub(crate) fn statx(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
         .word(a.stored.div_ceil(512))
         .word(0);
     let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.changed), a.modified);
-    let bytes = bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1);
-    // All files are on one mount.
-    bytes.word(1).zeros(104).0
+    let bytes = bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff);
+    bytes.int(0).int(a.system.device()).word(a.system.mount_id(is_unique)).zeros(104).0
 }
 
 #[cfg(test)]
@@ -182,6 +200,7 @@ mod tests {
     fn structures_have_the_kernels_sizes() {
         let attributes = FileStatus {
             owner: None,
+            system: FileSystem::Proc,
             inode: 7,
             mode: 0o100_644,
             links: 1,
@@ -199,8 +218,12 @@ mod tests {
         assert_eq!(bytes[88..96], 3u64.to_le_bytes());
         let offset = std::mem::offset_of!(libc::stat, st_nlink);
         assert_eq!(bytes[offset..offset + 4], 1u32.to_le_bytes());
-        let bytes = statx(&attributes, [1000, 1001]);
+        assert_eq!(bytes[..8], 2u64.to_le_bytes());
+        let bytes = statx(&attributes, [1000, 1001], 0);
         assert_eq!(bytes.len(), size_of::<libc::statx>());
+        assert_eq!(bytes[144..152], 2u64.to_le_bytes());
+        let unique = statx(&attributes, [1000, 1001], 0x4000);
+        assert_eq!(unique[144..152], (2 + (1u64 << 31)).to_le_bytes());
         assert_eq!(bytes[40..48], 513u64.to_le_bytes());
         assert_eq!(bytes[112..120], 3u64.to_le_bytes());
     }

@@ -116,7 +116,7 @@ impl Sentry {
                 return None;
             }
             self.state.meant(lookup.from as u64, &path).is_none().then_some(())?;
-            let stat = self.encoded_attributes(entry.node).ok()?;
+            let stat = self.encoded_attributes(entry.node, lookup.directory).ok()?;
             Some(AttributeAnswer { from: lookup.from, path, stat: stat.try_into().ok()? })
         });
         let answers: Vec<_> = answers.collect();
@@ -124,8 +124,8 @@ impl Sentry {
         answers
     }
 
-    fn encoded_attributes(&self, node: Node) -> SyscallResult<Vec<u8>> {
-        let attributes = FileStatus::of(&self.state.tree, node)?;
+    fn encoded_attributes(&self, node: Node, above: Node) -> SyscallResult<Vec<u8>> {
+        let attributes = FileStatus::found(&self.state.tree, node, above)?;
         Ok(abi::stat(&attributes, self.state.seen_owner(attributes.owner)))
     }
 }

@@ -3,8 +3,11 @@
 pub(super) mod access_lists;
 pub(super) mod devices;
 pub(super) mod directory_paths;
+pub(super) mod ipc_files;
 pub(super) mod machine_files;
+pub(super) mod mounts;
 mod net_files;
+mod page_map;
 pub(super) mod permissions;
 pub(super) mod proc_dir;
 pub(super) mod proc_files;

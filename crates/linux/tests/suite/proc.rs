@@ -233,7 +233,7 @@ fn a_shell_names_its_descriptors() {
     let output = String::from_utf8_lossy(&run.output);
     let (first, rest) = output.split_at(output.find("/usr").unwrap_or(output.len()));
     assert_eq!(first, "out\nin\nthree\n", "{run:?}");
-    assert!(rest.ends_with("afresh / tmpfs rw 0 0\nby name\n"), "{run:?}");
+    assert!(rest.ends_with("afresh / overlay rw 0 0\nby name\n"), "{run:?}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(in crate::sentry) fn semaphore_times(bytes: StructBuilder, times: [u64; 2]) 
 pub(crate) fn stat(a: &FileStatus, [user, group]: [u32; 2]) -> Vec<u8> {
     let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).word(t.nanos.into());
     let bytes = StructBuilder::default()
-        .word(1)
+        .word(a.system.device().into())
         .word(a.inode)
         .word(a.links)
         .int(a.mode)

@@ -7,14 +7,15 @@ use afresh_files::{Refused, Time, Tree};
 
 use afresh_sys::PAGE_SIZE;
 
+use crate::sentry::fs::mounts::KINDS;
+
 /// Paths and contents.
-const FILES: [(&str, &str); 70] = [
+const FILES: [(&str, &str); 69] = [
     ("/proc/cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"),
     ("/proc/cmdline", "afresh\n"),
     ("/proc/consoles", ""),
     ("/proc/devices", "Character devices:\n  1 mem\n  5 /dev/tty\n136 pts\n\nBlock devices:\n"),
     ("/proc/diskstats", ""),
-    ("/proc/filesystems", "nodev\ttmpfs\nnodev\tproc\nnodev\tsysfs\nnodev\tdevpts\n"),
     ("/proc/interrupts", "           CPU0       \n"),
     ("/proc/modules", ""),
     ("/proc/partitions", "major minor  #blocks  name\n\n"),
@@ -86,12 +87,14 @@ const FILES: [(&str, &str); 70] = [
 
 /// Writes them, and directories that programs expect to be there.
 pub(in crate::sentry) fn write(tree: &mut Tree) -> Result<(), Refused> {
-    for path in ["/sys/block", "/sys/fs/cgroup", "/sys/bus"] {
+    for path in ["/sys/block", "/sys/fs/cgroup", "/sys/bus", "/sys/kernel/mm/hugepages"] {
         tree.make_directories(path, Time::default())?;
     }
     for (path, text) in FILES {
         put(tree, path, text.as_bytes())?;
     }
+    let kinds: String = KINDS.iter().map(|kind| format!("nodev\t{kind}\n")).collect();
+    put(tree, "/proc/filesystems", kinds.as_bytes())?;
     put(tree, "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", b"2097152\n")?;
     let boot =
         identifier().map(|text| put(tree, "/proc/sys/kernel/random/boot_id", text.as_bytes()));

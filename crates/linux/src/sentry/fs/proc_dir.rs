@@ -22,6 +22,8 @@ pub(crate) enum ProcDir {
     Thread(u32, u32),
     /// `/proc/<process>/ns`.
     Namespaces(u32),
+    /// `/proc/sysvipc`.
+    Ipc,
 }
 
 impl ProcDir {
@@ -34,13 +36,14 @@ impl ProcDir {
             Self::Threads(id) => format!("/proc/{id}/task"),
             Self::Thread(id, thread) => format!("/proc/{id}/task/{thread}"),
             Self::Namespaces(id) => format!("/proc/{id}/ns"),
+            Self::Ipc => "/proc/sysvipc".to_owned(),
         }
     }
 
     /// The process that it is about.
     pub(in crate::sentry) fn process(self) -> Option<u32> {
         match self {
-            Self::All => None,
+            Self::All | Self::Ipc => None,
             Self::Process(id)
             | Self::Descriptors(id)
             | Self::Infos(id)
@@ -60,6 +63,7 @@ impl ProcDir {
             Self::Threads(id) => (4, id),
             Self::Thread(_, thread) => (5, thread),
             Self::Namespaces(id) => (6, id),
+            Self::Ipc => (0, 1),
         };
         INODES + (kind << 32) + u64::from(id)
     }

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::{DirectoryEntries, FileStatus};
+use crate::sentry::fs::mounts::FileSystem;
 use crate::sentry::fs::permissions::{FilePermissions, access_of};
 use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_paths::ProcTarget;
@@ -17,8 +18,10 @@ use crate::sentry::mm::user_memory::copy_out;
 use crate::sentry::result::{SyscallControl, SyscallResult};
 use crate::sentry::tty::terminals::TerminalEnd;
 
-/// Position of the first process in a list of `/proc`, after the entries of the tree.
+/// Position of the first entry of a list of `/proc` that is not in the tree.
 const BEHIND: u64 = 1 << 32;
+/// As above, after the files of `/proc` itself.
+const BEHIND_FILES: u64 = BEHIND + 16;
 
 /// The target of a path.
 #[derive(Debug)]
@@ -95,6 +98,7 @@ impl Sentry {
             | ProcTarget::Text(_)
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
+            | ProcTarget::Ipc(_)
             | ProcTarget::Setting(_)
             | ProcTarget::Hidden(..)
             | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
@@ -151,6 +155,7 @@ impl Sentry {
             ProcTarget::Text(_)
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
+            | ProcTarget::Ipc(_)
             | ProcTarget::Setting(_)
                 if has(libc::O_DIRECTORY) =>
             {
@@ -158,6 +163,10 @@ impl Sentry {
             }
             ProcTarget::Clock(is_stat) => {
                 let text = self.clock_text(*is_stat);
+                self.open_text(text.as_bytes(), flags)
+            }
+            ProcTarget::Ipc(file) => {
+                let text = self.state.ipc_text(*file);
                 self.open_text(text.as_bytes(), flags)
             }
             ProcTarget::Text(text) => self.open_text(text, flags),
@@ -263,7 +272,7 @@ impl Sentry {
         meant: &ProcTarget,
         follow: bool,
     ) -> SyscallResult<FileStatus> {
-        let none = FileStatus::default();
+        let none = FileStatus { system: FileSystem::Proc, ..FileStatus::default() };
         let owned = |status: FileStatus, process: Option<u32>| {
             let owner = process.and_then(|id| self.state.owner_of_process(id));
             FileStatus { owner, ..status }
@@ -279,7 +288,10 @@ impl Sentry {
             ProcTarget::Folder(folder) => Ok(self.folder_attributes(*folder)),
             ProcTarget::Name(_, folder) if follow => Ok(self.folder_attributes(*folder)),
             ProcTarget::Name(_, folder) => Ok(link(folder.inode() + (8 << 32), 0o777)),
-            ProcTarget::Text(_) | ProcTarget::Maps(_) | ProcTarget::Clock(_) => {
+            ProcTarget::Text(_)
+            | ProcTarget::Maps(_)
+            | ProcTarget::Clock(_)
+            | ProcTarget::Ipc(_) => {
                 Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
             }
             ProcTarget::Setting(setting) => {
@@ -321,7 +333,8 @@ impl Sentry {
     fn folder_attributes(&self, folder: ProcDir) -> FileStatus {
         let mode = libc::S_IFDIR | 0o555;
         let owner = folder.process().and_then(|id| self.state.owner_of_process(id));
-        FileStatus { inode: folder.inode(), mode, links: 2, owner, ..FileStatus::default() }
+        let (inode, system) = (folder.inode(), FileSystem::Proc);
+        FileStatus { inode, mode, links: 2, owner, system, ..FileStatus::default() }
     }
 
     /// Lists a directory that is in no tree.
@@ -350,6 +363,33 @@ impl Sentry {
 }
 
 impl Kernel {
+    /// The file system of an open object.
+    pub(in crate::sentry) fn file_system_of(&self, open: &FileObject) -> FileSystem {
+        match open {
+            // A memory file is in no directory.
+            FileObject::File(open) if self.seals.has(open.node) => FileSystem::SharedMemory,
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => {
+                FileSystem::of(&self.tree, open.node)
+            }
+            FileObject::Proc(_) | FileObject::Folder(..) => FileSystem::Proc,
+            FileObject::Input
+            | FileObject::Output
+            | FileObject::Messages
+            | FileObject::Pipe { .. } => FileSystem::Pipes,
+            FileObject::Socket(_) => FileSystem::Sockets,
+            FileObject::Queue(_) => FileSystem::Queues,
+            FileObject::Event { .. }
+            | FileObject::Timer(_)
+            | FileObject::Epoll(_)
+            | FileObject::Process(_)
+            | FileObject::Watches(_)
+            | FileObject::Signals(_) => FileSystem::Anonymous,
+        }
+    }
+
     /// The entries of a directory, in order. Positions of entries do not depend on others, so
     /// entries may come and go between two calls.
     fn entries(&self, folder: ProcDir) -> Vec<Entry> {
@@ -372,11 +412,13 @@ impl Kernel {
                     (at as u64 + 3, entry.node.0, entry.kind.mode(), entry.name.to_vec())
                 }));
                 entries.push(named(BEHIND, folder.inode(), link, "self"));
-                let own = crate::sentry::fs::procfs::OWN_FILES.iter().zip(BEHIND + 1..);
+                let first = BEHIND + 1;
+                entries.push(named(first, ProcDir::Ipc.inode(), directory, "sysvipc"));
+                let own = crate::sentry::fs::procfs::OWN_FILES.iter().zip(first + 1..);
                 entries.extend(own.map(|(name, at)| named(at, folder.inode(), file, name)));
                 let mut ids = self.processes.numbers();
                 ids.sort_unstable();
-                entries.extend(ids.into_iter().map(|id| numbered(id, BEHIND, directory)));
+                entries.extend(ids.into_iter().map(|id| numbered(id, BEHIND_FILES, directory)));
             }
             ProcDir::Process(id) | ProcDir::Thread(id, _) => {
                 let lives = self.processes.lives(id);
@@ -396,6 +438,10 @@ impl Kernel {
                 let kind = if matches!(folder, ProcDir::Infos(_)) { file } else { link };
                 let list = self.descriptors_of(id);
                 entries.extend(list.map(|(number, ..)| numbered(number, 0, kind)));
+            }
+            ProcDir::Ipc => {
+                let all = crate::sentry::fs::ipc_files::NAMES.iter().zip(3..);
+                entries.extend(all.map(|((name, _), at)| named(at, 1, file, name)));
             }
             ProcDir::Namespaces(id) => {
                 let all = NAMESPACES.iter().filter(|_| self.processes.lives(id)).zip(3..);

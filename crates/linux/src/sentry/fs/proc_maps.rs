@@ -11,6 +11,7 @@ use afresh_files::Node;
 
 use crate::sentry::fs::directory_paths::DirectoryPaths;
 use crate::sentry::fs::machine_files::sizes;
+use crate::sentry::fs::mounts::FileSystem;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::layout::Mapping;
 
@@ -22,7 +23,7 @@ const PIECE_SEARCHES: usize = 64;
 /// One of the files: the memory that it lists, and whether with sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sentry) struct ProcMaps {
-    memory: u32,
+    pub(in crate::sentry) memory: u32,
     sized: bool,
 }
 
@@ -43,19 +44,54 @@ impl Kernel {
     ) -> Option<(String, u64)> {
         let (mut text, mut next, searches) = (String::new(), None, paths.searches());
         for (range, mapping) in self.layout_of(maps.memory)?.all_from(from) {
-            let path = mapping.share.or(mapping.origin);
-            let path = path.map(|file| self.mapped_path(file.node, paths));
-            let name = match &path {
-                Some(path) => path.as_str(),
-                None => self.layout_of(maps.memory)?.name(&range).unwrap_or_default(),
-            };
-            self.describe_mapping(&mut text, (&range, mapping), name, maps.sized);
+            let name = self.mapping_name(maps.memory, (&range, mapping), paths);
+            self.describe_mapping(&mut text, (&range, mapping), &name, maps.sized);
             next = Some(range.end);
             if text.len() >= PIECE_SIZE || paths.searches() - searches >= PIECE_SEARCHES {
                 break;
             }
         }
         next.map(|next| (text, next))
+    }
+
+    /// The path or the name of a mapping; nothing for one without.
+    pub(in crate::sentry) fn mapping_name(
+        &self,
+        memory: u32,
+        (range, mapping): (&Range<u64>, &Mapping),
+        paths: &mut DirectoryPaths,
+    ) -> String {
+        match mapping.share.or(mapping.origin) {
+            Some(file) => self.mapped_path(file.node, paths),
+            None => {
+                let layout = self.layout_of(memory);
+                layout.and_then(|layout| layout.name(range)).unwrap_or_default().to_owned()
+            }
+        }
+    }
+
+    /// The rights of a mapping, as its process asked for them.
+    pub(in crate::sentry) fn asked_protection(mapping: &Mapping) -> u64 {
+        let hidden = if mapping.traits.unreadable { libc::PROT_READ as u64 } else { 0 };
+        mapping.protection & !hidden
+    }
+
+    /// Device, inode number and offset of a mapping; zeros for memory without a file.
+    pub(in crate::sentry) fn mapped_file(&self, start: u64, mapping: &Mapping) -> (u32, u64, u64) {
+        mapping.share.or(mapping.origin).map_or((0, 0, 0), |file| {
+            let device = FileSystem::of(&self.tree, file.node).device();
+            (device, self.tree.inode_number(file.node), file.offset(start))
+        })
+    }
+
+    /// Notes that a file lists the mappings of a memory.
+    pub(in crate::sentry) fn note_map_file(&mut self, node: Node, memory: u32) {
+        // Closed ones are forgotten when there are twice as many.
+        if self.map_files.len().is_power_of_two() {
+            let tree = &self.tree;
+            self.map_files.retain(|node, _| tree.stat(*node).is_ok());
+        }
+        self.map_files.insert(node, memory);
     }
 
     /// Adds a mapping to a text.
@@ -66,16 +102,15 @@ impl Kernel {
         name: &str,
         sized: bool,
     ) {
-        let protection = mapping.protection;
+        let protection = Self::asked_protection(mapping);
         let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
         let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
         let x = letter(libc::PROT_EXEC, 'x');
         let shared = if mapping.share.is_some() { 's' } else { 'p' };
-        let file = mapping.share.or(mapping.origin);
-        let (offset, inode) = file
-            .map_or((0, 0), |file| (file.offset(range.start), self.tree.inode_number(file.node)));
+        let (device, inode, offset) = self.mapped_file(range.start, mapping);
         let (start, end) = (range.start, range.end);
-        let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {inode}");
+        let line =
+            format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:{device:02x} {inode}");
         // Names are in one column. Writing to a string does not fail.
         let _ = match name.is_empty() {
             true => writeln!(text, "{line}"),

@@ -6,6 +6,7 @@
 use afresh_files::{Kind, Node, Tree};
 use rustix::io::Errno;
 
+use crate::sentry::fs::ipc_files::IpcFile;
 use crate::sentry::fs::machine_files::{identifier, network};
 use crate::sentry::fs::proc_dir::{INODES, ProcDir};
 use crate::sentry::fs::proc_maps::ProcMaps;
@@ -46,6 +47,8 @@ pub(in crate::sentry) enum ProcTarget {
     Maps(ProcMaps),
     /// `/proc/uptime`, or, if `true`, `/proc/stat`, whose text depends on the clocks.
     Clock(bool),
+    /// A file of `/proc/sysvipc`.
+    Ipc(IpcFile),
     /// A file that is made when it is read, and may be written.
     Setting(ProcSetting),
     /// A file of a process that the current one may not look into: its process and mode, which is 0
@@ -80,7 +83,7 @@ fn guarded_mode(names: &[&[u8]]) -> Option<u32> {
     match names {
         [b"fd" | b"fdinfo"] => Some(libc::S_IFDIR | 0o500),
         [b"exe" | b"cwd" | b"root"] => Some(libc::S_IFLNK | 0o777),
-        [b"auxv" | b"environ" | b"io" | b"personality"] => Some(libc::S_IFREG | 0o400),
+        [b"auxv" | b"environ" | b"io" | b"pagemap" | b"personality"] => Some(libc::S_IFREG | 0o400),
         [b"maps" | b"smaps" | b"smaps_rollup"] => Some(libc::S_IFREG | 0o444),
         [b"fd" | b"fdinfo" | b"exe" | b"cwd" | b"root", _, ..] => Some(0),
         _ => None,
@@ -162,6 +165,8 @@ impl Kernel {
                 };
             }
             Some((&b"self", names)) => (own, names),
+            Some((&b"sysvipc", [])) => return Some(ProcTarget::Folder(ProcDir::Ipc)),
+            Some((&b"sysvipc", [name])) => return IpcFile::named(name).map(ProcTarget::Ipc),
             Some((&b"net", [_])) => (own, &names[..]),
             Some((&b"sys", [b"kernel", b"random", b"uuid"])) => {
                 return Some(ProcTarget::Text(identifier()?.into_bytes()));
@@ -237,6 +242,7 @@ impl Kernel {
             [b"mem"] => {
                 self.processes.info(id).map(|_| ProcTarget::Setting(ProcSetting::Memory(id)))
             }
+            [b"pagemap"] => self.number_of(id, ProcSetting::PageMap),
             [b"oom_score_adj"] => self.number_of(id, ProcSetting::OomAdjustment),
             [b"coredump_filter"] => self.number_of(id, ProcSetting::DumpFilter),
             [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
@@ -310,6 +316,7 @@ impl Kernel {
             | ProcTarget::Text(_)
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
+            | ProcTarget::Ipc(_)
             | ProcTarget::Hidden(..)
             | ProcTarget::Beneath(..) => None,
         }

@@ -43,6 +43,8 @@ pub(crate) enum ProcSetting {
     OomAdjustment(u32),
     /// The memory that a core dump of a process contains (`coredump_filter`).
     DumpFilter(u32),
+    /// The pages of a process (`pagemap`).
+    PageMap(u32),
 }
 
 /// An open file of `/proc` whose bytes are made when they are read.
@@ -86,7 +88,8 @@ impl ProcSetting {
             Self::ThreadName(..)
             | Self::Memory(_)
             | Self::OomAdjustment(_)
-            | Self::DumpFilter(_) => INITIAL,
+            | Self::DumpFilter(_)
+            | Self::PageMap(_) => INITIAL,
         }
     }
 
@@ -96,7 +99,8 @@ impl ProcSetting {
             Self::ThreadName(id, _)
             | Self::Memory(id)
             | Self::OomAdjustment(id)
-            | Self::DumpFilter(id) => Some(id),
+            | Self::DumpFilter(id)
+            | Self::PageMap(id) => Some(id),
             Self::UserMap(_) | Self::GroupMap(_) | Self::GroupSwitch(_) | Self::Namespace(..) => {
                 None
             }
@@ -108,6 +112,7 @@ impl ProcSetting {
         match self {
             Self::Namespace(..) => 0o444,
             Self::Memory(_) => 0o600,
+            Self::PageMap(_) => 0o400,
             _ => 0o644,
         }
     }

@@ -69,7 +69,9 @@ impl Kernel {
                 self.processes.info(id).ok_or(Errno::SRCH)?;
                 format!("{:08x}\n", self.tunables.of(id).dump_filter)
             }
-            ProcSetting::Namespace(..) | ProcSetting::Memory(_) => return Err(Errno::INVAL),
+            ProcSetting::Namespace(..) | ProcSetting::Memory(_) | ProcSetting::PageMap(_) => {
+                return Err(Errno::INVAL);
+            }
         };
         Ok(text.into_bytes())
     }
@@ -94,7 +96,7 @@ impl Kernel {
         writes: bool,
     ) -> Result<(), Errno> {
         match setting {
-            ProcSetting::Namespace(..) if writes => Err(Errno::ACCESS),
+            ProcSetting::Namespace(..) | ProcSetting::PageMap(_) if writes => Err(Errno::ACCESS),
             ProcSetting::Memory(id) if !self.has_memory_of(id) => Err(Errno::ACCESS),
             ProcSetting::ThreadName(id, _)
             | ProcSetting::OomAdjustment(id)
@@ -144,7 +146,8 @@ impl Kernel {
             | ProcSetting::ThreadName(..)
             | ProcSetting::Memory(_)
             | ProcSetting::OomAdjustment(_)
-            | ProcSetting::DumpFilter(_) => return Err(Errno::INVAL.into()),
+            | ProcSetting::DumpFilter(_)
+            | ProcSetting::PageMap(_) => return Err(Errno::INVAL.into()),
         }
         Ok(())
     }

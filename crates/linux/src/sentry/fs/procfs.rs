@@ -9,6 +9,7 @@ use std::fmt::Write;
 use crate::resource_numbers;
 use crate::sentry::Sentry;
 use crate::sentry::fs::machine_files::sizes;
+use crate::sentry::fs::mounts::{FileSystem, mount_info_text, mounts_text};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::kernel::state::Kernel;
@@ -19,7 +20,7 @@ use crate::sentry::tty::terminals::FIRST_DEVICE;
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
-pub(in crate::sentry) const FILES: [(&str, bool); 29] = [
+pub(in crate::sentry) const FILES: [(&str, bool); 30] = [
     ("auxv", false),
     ("cgroup", false),
     ("cmdline", true),
@@ -36,6 +37,7 @@ pub(in crate::sentry) const FILES: [(&str, bool); 29] = [
     ("mounts", false),
     ("oom_score", false),
     ("oom_score_adj", false),
+    ("pagemap", false),
     ("personality", false),
     ("sched", false),
     ("schedstat", false),
@@ -71,14 +73,8 @@ const LIMITS: [(&str, u32, &str); 16] = [
 ];
 /// Nanoseconds of a tick, the unit of CPU time.
 const TICK: u64 = 10_000_000;
-/// The file systems. All are parts of the guest tree.
-const MOUNTS: &str = "afresh / tmpfs rw 0 0\nproc /proc proc rw 0 0\nsysfs /sys sysfs ro 0 0\n\
-    devtmpfs /dev devtmpfs rw 0 0\ndevpts /dev/pts devpts rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n";
-const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw - proc proc rw\n\
-    3 1 0:3 / /sys ro - sysfs sysfs ro\n4 1 0:4 / /dev rw - devtmpfs devtmpfs rw\n\
-    5 4 0:5 / /dev/pts rw - devpts devpts rw\n6 4 0:6 / /dev/shm rw - tmpfs tmpfs rw\n";
 /// Files of a process that say the same of each.
-const CONSTANT: [(&str, &str); 7] = [
+const CONSTANT: [(&str, &str); 6] = [
     ("cgroup", "0::/\n"),
     (
         "io",
@@ -86,7 +82,6 @@ const CONSTANT: [(&str, &str); 7] = [
          cancelled_write_bytes: 0\n",
     ),
     ("loginuid", "4294967295"),
-    ("mountinfo", MOUNT_INFO),
     ("oom_score", "0\n"),
     ("sessionid", "4294967295"),
     ("wchan", "0"),
@@ -102,7 +97,7 @@ impl Kernel {
                 format!("0.00 0.00 0.00 1/{all} {last}\n")
             }
             b"version" => format!("Linux version {RELEASE} (afresh) {VERSION}\n"),
-            b"mounts" => MOUNTS.to_owned(),
+            b"mounts" => mounts_text(),
             _ => return None,
         };
         Some(text.into_bytes())
@@ -145,7 +140,8 @@ impl Kernel {
                 let pages = self.memory_of(id)? / crate::sentry::PAGE;
                 Some(format!("{pages} {pages} 0 0 0 {pages} 0\n"))
             }
-            b"mounts" => info.map(|_| MOUNTS.to_owned()),
+            b"mountinfo" => info.map(|_| mount_info_text()),
+            b"mounts" => info.map(|_| mounts_text()),
             b"cmdline" => {
                 return Some(info.map_or_else(Vec::new, |info| info.strings.args().to_vec()));
             }
@@ -169,7 +165,8 @@ impl Kernel {
             }
             _ => 1,
         };
-        let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{inode}\n");
+        let mount = self.file_system_of(&description.open).mount_id(false);
+        let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t{mount}\nino:\t{inode}\n");
         // Writing to a string does not fail, here and below.
         if let FileObject::Process(meant) = description.open {
             let known = self.processes.lives(meant) || self.processes.is_ended(meant);
@@ -180,9 +177,10 @@ impl Kernel {
             for (node, watch) in &watches.list {
                 let (number, inode, mask) =
                     (watch.number, self.tree.inode_number(*node), watch.mask);
+                let device = FileSystem::of(&self.tree, *node).device();
                 let _ = writeln!(
                     text,
-                    "inotify wd:{number} ino:{inode:x} sdev:0 mask:{mask:x} ignored_mask:0 "
+                    "inotify wd:{number} ino:{inode:x} sdev:{device:x} mask:{mask:x} ignored_mask:0 "
                 );
             }
         }

@@ -94,6 +94,11 @@ impl Seals {
         if self.of(node) & (WRITE | FUTURE) != 0 { Err(Errno::PERM) } else { Ok(()) }
     }
 
+    /// Whether a file may have seals: whether it was made by `memfd_create`.
+    pub(in crate::sentry) fn has(&self, node: Node) -> bool {
+        self.0.contains_key(&node)
+    }
+
     /// Refuses to make a file a program, or none.
     pub(in crate::sentry) fn may_turn(&self, node: Node, old: u32, new: u32) -> Result<(), Errno> {
         let turns = (old ^ new) & 0o111 != 0;

@@ -25,6 +25,9 @@ use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::Socket;
 use crate::sentry::tty::terminals::TerminalEnd;
 
+/// The flag of an open file that the open itself has made. A process does not see it.
+pub(in crate::sentry) const CREATED: u32 = libc::O_CREAT as u32;
+
 /// Open descriptions of a guest (`fs.file-max`), and descriptors of all its processes.
 pub(in crate::sentry) const MAX_DESCRIPTIONS: usize = 1 << 16;
 
@@ -181,7 +184,8 @@ impl Description {
                 | FileObject::Proc(_)
                 | FileObject::Terminal(_)
         );
-        if opened { self.flags | LARGE_FILE } else { self.flags }
+        let flags = self.flags & !CREATED;
+        if opened { flags | LARGE_FILE } else { flags }
     }
 }
 

@@ -106,6 +106,11 @@ pub(crate) struct MessageQueues {
 }
 
 impl MessageQueues {
+    /// All queues by their numbers.
+    pub(in crate::sentry) fn listed(&self) -> impl Iterator<Item = (u32, &MessageQueue)> {
+        self.list.iter().map(|(id, queue)| (*id, queue))
+    }
+
     /// The highest number in use, and the numbers of queues, messages and bytes.
     pub(in crate::sentry) fn totals(&self) -> (Option<u32>, usize, usize, u64) {
         let bytes = self.list.values().map(|queue| queue.held_size().0).sum();

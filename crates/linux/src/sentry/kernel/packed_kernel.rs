@@ -384,6 +384,7 @@ impl Kernel {
             named_queues: packed.named_queues,
             namespaces,
             tunables: additions.tunables,
+            map_files: BTreeMap::new(),
             names: packed.names,
             closed: Default::default(),
             shares,

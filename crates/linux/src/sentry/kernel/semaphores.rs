@@ -15,7 +15,7 @@ pub(in crate::sentry) const MAX_SETS: usize = 32_000;
 
 pub(in crate::sentry) const MAX_IN_SET: usize = 32000;
 
-pub(in crate::sentry) const MAX_SEMAPHORES: usize = 256 << 10;
+pub(in crate::sentry) const MAX_SEMAPHORES: usize = 320 << 10;
 
 pub(in crate::sentry) const MAX_OPERATIONS: usize = 500;
 
@@ -75,6 +75,11 @@ pub(crate) struct Semaphores {
 }
 
 impl Semaphores {
+    /// All sets by their numbers.
+    pub(in crate::sentry) fn listed(&self) -> impl Iterator<Item = (u32, &SemaphoreSet)> {
+        self.sets.iter().map(|(id, set)| (*id, set))
+    }
+
     /// The highest number in use, and the numbers of sets and semaphores.
     pub(in crate::sentry) fn totals(&self) -> (Option<u32>, usize, usize) {
         let all = self.sets.values().map(|set| set.list.len()).sum();

@@ -3,7 +3,7 @@
 //! Promises: a copy shares what does not change, and is equal to its original. May break it: a
 //! field that refers to the host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -59,6 +59,8 @@ pub(crate) struct Kernel {
     pub(in crate::sentry) named_queues: PosixQueues,
     pub(in crate::sentry) namespaces: UserNamespaces,
     pub(in crate::sentry) tunables: ProcessTunables,
+    /// Lists of mappings that were opened (`/proc/<process>/maps`), and their memories.
+    pub(in crate::sentry) map_files: BTreeMap<Node, u32>,
     /// Resolved host names.
     pub(in crate::sentry) names: ResolvedNames,
     /// Addresses of closed connections.
@@ -131,6 +133,7 @@ impl Kernel {
             named_queues: PosixQueues::default(),
             namespaces: UserNamespaces::default(),
             tunables: ProcessTunables::default(),
+            map_files: BTreeMap::new(),
             names: ResolvedNames::default(),
             closed: Default::default(),
         }

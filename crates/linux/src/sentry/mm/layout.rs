@@ -6,9 +6,12 @@
 mod heap;
 pub(in crate::sentry) mod limits;
 pub(in crate::sentry) mod locks;
+mod protection;
 mod sparse;
+pub(in crate::sentry) mod traits;
 
 pub(in crate::sentry) use limits::MAX_ALL_MAPPINGS;
+pub(in crate::sentry) use protection::readable;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,6 +19,7 @@ use std::ops::Range;
 use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use traits::{GUARD_GAP, MappingTraits};
 
 use crate::platform::{GUEST, IMAGE_LEN, MappedMemory};
 use crate::sentry::mm::file_backing::{FileBacking, SharedMapping};
@@ -52,6 +56,9 @@ pub(crate) struct Mapping {
     /// Whether it is locked. A snapshot has the locks of all mappings behind its older parts.
     #[serde(skip)]
     pub(crate) locked: bool,
+    /// A snapshot has them behind its older parts, as the locks.
+    #[serde(skip)]
+    pub(crate) traits: MappingTraits,
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
@@ -76,6 +83,9 @@ pub(crate) struct Layout {
     locked: u64,
     #[serde(skip)]
     locks_new: bool,
+    /// Whether some mapping may grow.
+    #[serde(skip)]
+    growing: bool,
 }
 
 /// Whether a new mapping only reserves its addresses.
@@ -96,6 +106,15 @@ pub(in crate::sentry) fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno
     Ok(start..end)
 }
 
+impl Mapping {
+    /// Private memory up to `end`.
+    pub(in crate::sentry) fn anonymous(end: u64, protection: u64, reserved: bool) -> Self {
+        let (share, origin, traits) = (None, None, MappingTraits::default());
+        let (file, locked) = (false, false);
+        Self { end, protection, file, reserved, share, origin, locked, traits }
+    }
+}
+
 impl Layout {
     /// An empty layout for at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
@@ -111,6 +130,7 @@ impl Layout {
             brk: 0,
             locked: 0,
             locks_new: false,
+            growing: false,
         }
     }
 
@@ -262,8 +282,7 @@ impl Layout {
     fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
         let end = range.end;
         let reserved = is_reserved(protection, file);
-        let (share, origin, locked) = (None, None, false);
-        self.place(range, Mapping { end, protection, file, reserved, share, origin, locked });
+        self.place(range, Mapping { file, ..Mapping::anonymous(end, protection, reserved) });
     }
 
     /// Has a mapping like `new` at a place.
@@ -271,6 +290,7 @@ impl Layout {
         if range.is_empty() {
             return;
         }
+        self.growing |= new.traits.grows;
         let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
         *self.counter(new.reserved) += range.end - range.start;
@@ -300,7 +320,9 @@ impl Layout {
             if m.end <= end && end - m.end >= len {
                 break;
             }
-            end = end.min(start);
+            // Below one that grows there is room for that.
+            let gap = if m.traits.grows { GUARD_GAP } else { 0 };
+            end = end.min(start.saturating_sub(gap));
         }
         match end.checked_sub(len) {
             Some(start) if start >= GUEST.start => Ok(start),
@@ -330,6 +352,7 @@ impl Layout {
             None => self.free(len, ceiling)?,
         };
         let range = pages(start, len)?;
+        self.check_seals(&range)?;
         let reserved = is_reserved(protection, file);
         let growth = self.growth(&range, 1);
         match file {
@@ -405,6 +428,7 @@ impl Layout {
 
     pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {
         let range = pages(start, len).map_err(|_| Errno::INVAL)?;
+        self.check_seals(&range)?;
         self.check_room(self.growth(&range, 0))?;
         let mut change = Change::default();
         if self.touches(&range) {
@@ -412,90 +436,6 @@ impl Layout {
         }
         self.remove(&range);
         Ok(change)
-    }
-
-    pub(crate) fn protect(
-        &mut self,
-        start: u64,
-        len: u64,
-        protection: u64,
-    ) -> Result<Change, Errno> {
-        if len == 0 {
-            return Ok(Change::default());
-        }
-        if protection & !7 != 0 {
-            return Err(Errno::INVAL);
-        }
-        let huge = len > GUEST.end;
-        let range = if huge { Err(Errno::NOMEM) } else { pages(start, len) }?;
-        if !self.allows(&range, 0) {
-            return Err(Errno::NOMEM);
-        }
-        let mut parts = self.parts(&range);
-        let growth = self.growth(&range, parts.len());
-        // Pages beyond the end of a file stay closed.
-        parts.retain(|(_, m)| !m.is_beyond());
-        let set = |layout: &mut Self| {
-            for (part, m) in &parts {
-                let end = part.end;
-                let reserved = m.reserved && (protection == 0 || m.is_sparse());
-                layout.place(part.clone(), Mapping { end, protection, reserved, ..*m });
-            }
-        };
-        self.check_change(&[&range], growth, set)?;
-        let opens = |m: &Mapping| m.reserved && !m.is_sparse() && protection != 0;
-        let opened = parts.iter().filter(|(_, m)| opens(m)).map(|(part, _)| part.end - part.start);
-        self.afford(opened.sum(), false)?;
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (part, _) in parts.iter().filter(|(_, m)| !m.is_sparse()) {
-            match ranges.last_mut().filter(|last| last.end == part.start) {
-                Some(last) => last.end = part.end,
-                None => ranges.push(part.clone()),
-            }
-        }
-        set(self);
-        let order =
-            |range: Range<u64>| protect_call(range.start, range.end - range.start, protection);
-        Ok(Change { before: ranges.into_iter().map(order).collect(), ..Change::default() })
-    }
-
-    /// `madvise`: only advice that discards bytes has an effect.
-    pub(crate) fn advise(&mut self, start: u64, len: u64, advice: u64) -> Result<Change, Errno> {
-        if len == 0 {
-            return Ok(Change::default());
-        }
-        let range = pages(start, len)?;
-        if !self.allows(&range, 0) {
-            return Err(Errno::NOMEM);
-        }
-        match advice as i32 {
-            libc::MADV_DONTNEED => {
-                let parts = self.parts(&range);
-                if parts.iter().any(|(_, m)| m.locked || m.file && m.share.is_none()) {
-                    return Err(Errno::INVAL);
-                }
-                // Shared memory keeps its bytes, and sparse memory has none.
-                let parts = parts.iter().filter(|(_, m)| m.share.is_none() && !m.is_sparse());
-                let map = |(part, m): &(Range<u64>, Mapping)| {
-                    map_call(part.start, part.end - part.start, m.protection)
-                };
-                Ok(Change { before: parts.map(map).collect(), ..Change::default() })
-            }
-            libc::MADV_NORMAL
-            | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL
-            | libc::MADV_WILLNEED
-            | libc::MADV_FREE
-            | libc::MADV_DONTFORK
-            | libc::MADV_DOFORK
-            | libc::MADV_HUGEPAGE
-            | libc::MADV_NOHUGEPAGE
-            | libc::MADV_DONTDUMP
-            | libc::MADV_DODUMP
-            | libc::MADV_COLD
-            | libc::MADV_PAGEOUT => Ok(Change::default()),
-            _ => Err(Errno::INVAL),
-        }
     }
 
     /// Maps the stack; its lowest and highest address.

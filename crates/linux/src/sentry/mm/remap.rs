@@ -11,7 +11,9 @@ use crate::platform::GUEST;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::file_backing::{FileBacking, SharedMapping};
+use crate::sentry::mm::layout::traits::MappingTraits;
 use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
+use crate::sentry::mm::shared::writes;
 use crate::sentry::mm::stub_calls::{Change, map_call, protect_call, unmap_call};
 use crate::sentry::result::{SyscallControl, SyscallResult};
 
@@ -70,6 +72,12 @@ impl Layout {
         let Remap { old, new_len, .. } = remap.clone();
         let len = old.end - old.start;
         let stays = remap.to.is_none() && !remap.has(KEEPS_OLD);
+        if !stays || new_len != len {
+            self.check_seals(&old)?;
+        }
+        if let Some(to) = remap.to {
+            self.check_seals(&(to..to.saturating_add(new_len)))?;
+        }
         if stays && new_len < len {
             return Ok((old.start, self.unmap(old.start + new_len, len - new_len)?));
         }
@@ -187,20 +195,75 @@ impl Sentry {
             return Err(Errno::NOMEM.into());
         }
         let (offset, len) = (share.offset(at), remap.new_len);
+        let traits = self.state.layout.mapping_at(at).map(|(_, m)| m.traits).unwrap_or_default();
+        // A seal is of the old one.
+        let traits = MappingTraits { sealed: false, ..traits };
         self.state.layout.plan(remap.to, false, len, protection, true)?;
         self.state.check_address_space(len, &(0..0), false)?;
         let content = self.shared_content(share.node, offset, len, protection)?;
         let layout = &mut self.change().layout;
         let (start, change) = layout.map(remap.to, false, len, protection, Some(content))?;
         layout.share(start..start + len, FileBacking::new(share.node, start, offset));
+        layout.set_traits(&(start..start + len.next_multiple_of(PAGE)), traits);
         Ok(SyscallControl::Memory(start, change))
+    }
+
+    /// `remap_file_pages(2)`: maps another part of the file at a part of a shared mapping, as Linux
+    /// does.
+    pub(in crate::sentry) fn sys_remap_file_pages(
+        &mut self,
+        start: u64,
+        size: u64,
+        protection: u64,
+        page: u64,
+    ) -> SyscallResult {
+        let (start, size) = (start / PAGE * PAGE, size / PAGE * PAGE);
+        let offset = page.checked_mul(PAGE).filter(|offset| offset.checked_add(size).is_some());
+        let (Some(end), Some(offset)) = (start.checked_add(size), offset) else {
+            return Err(Errno::INVAL.into());
+        };
+        let range = start..end;
+        if protection != 0 || size == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        // All of it shows one file, with the same rights.
+        let parts = self.state.layout.parts(&range);
+        let Some(&(_, first)) = parts.first() else { return Err(Errno::INVAL.into()) };
+        let Some(share) = first.share else { return Err(Errno::INVAL.into()) };
+        let is_alike = |m: &Mapping| {
+            (m.share.map(|share| share.node), m.protection) == (Some(share.node), first.protection)
+        };
+        if !self.state.layout.allows(&range, 0) || !parts.iter().all(|(_, m)| is_alike(m)) {
+            return Err(Errno::INVAL.into());
+        }
+        if self.state.system_v.is_removed(share.node) {
+            return Err(Errno::IDRM.into());
+        }
+        self.state.layout.plan(Some(start), false, size, first.protection, true)?;
+        let room = self.state.layout.growth(&range, 2);
+        self.state.layout.check_room(room)?;
+        if offset + size > self.state.tree.stat(share.node)?.size.next_multiple_of(PAGE) {
+            self.make_live(share.node, offset..offset + size, writes(first.protection))?;
+        }
+        self.keep_mapped(share.node, offset..offset + size, first.protection)?;
+        let content = self.shared_content(share.node, offset, size, first.protection)?;
+        let layout = &mut self.change().layout;
+        let (_, change) = layout.map(Some(start), false, size, first.protection, Some(content))?;
+        layout.share(range.clone(), FileBacking::new(share.node, start, offset));
+        layout.set_traits(&range, first.traits);
+        if first.locked {
+            layout.set_locked(&range, true)?;
+        }
+        self.count_shared()?;
+        Ok(SyscallControl::Memory(0, change))
     }
 
     /// Maps a part of a shared file at another place, or more of it. Its bytes are up to date.
     fn remap_shared(&mut self, remap: &Remap, share: FileBacking) -> SyscallResult<(u64, Change)> {
         let Remap { old, new_len, .. } = remap.clone();
         let mut layout = self.state.layout.clone();
-        let protection = layout.whole(&old)?.protection;
+        layout.check_seals(&old)?;
+        let Mapping { protection, traits, .. } = layout.whole(&old)?;
         let offset = share.offset(old.start);
         // A mapping that moves goes to addresses that were free before.
         let free = layout.free(new_len, CEILING);
@@ -221,6 +284,7 @@ impl Sentry {
         let content = self.shared_content(share.node, offset, new_len, protection)?;
         let (start, mapped) = layout.map(to, false, new_len, protection, Some(content))?;
         layout.share(start..start + new_len, FileBacking::new(share.node, start, offset));
+        layout.set_traits(&(start..start + new_len), traits);
         change.before.extend(mapped.before);
         (change.content, change.after) = (mapped.content, mapped.after);
         self.change().layout = layout;

@@ -26,20 +26,26 @@ pub(in crate::sentry) const MAX_SEGMENT_SIZE: u64 = u64::MAX - (1 << 24);
 /// Mode bit of `shmctl` for a segment that is removed but attached.
 const REMOVED: u32 = 0o1000;
 
+/// Mode bit for one that is locked.
+const LOCKED: u32 = 0o2000;
+
 /// A segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct SharedSegment {
+pub(in crate::sentry) struct SharedSegment {
     /// Key 0 finds no segment.
-    key: u32,
-    node: Node,
-    size: u64,
+    pub(in crate::sentry) key: u32,
+    pub(in crate::sentry) node: Node,
+    pub(in crate::sentry) size: u64,
     mode: u32,
     removed: bool,
     /// The processes that made it, and that attached or detached it last.
-    maker: u32,
-    last: u32,
+    pub(in crate::sentry) maker: u32,
+    pub(in crate::sentry) last: u32,
     /// When it was attached, detached and changed, in seconds.
-    times: [i64; 3],
+    pub(in crate::sentry) times: [i64; 3],
+    /// Whether it is locked (`SHM_LOCK`). A snapshot has the locks behind its older parts.
+    #[serde(skip)]
+    locked: bool,
 }
 
 /// All segments of a guest.
@@ -63,6 +69,26 @@ impl SharedSegments {
     fn keyed(&self, key: u32) -> Option<(u32, &SharedSegment)> {
         let mut live = self.list.iter().filter(|(_, s)| s.key == key && !s.removed);
         if key == 0 { None } else { live.next().map(|(id, segment)| (*id, segment)) }
+    }
+
+    /// All segments by their numbers.
+    pub(in crate::sentry) fn listed(&self) -> impl Iterator<Item = (u32, &SharedSegment)> {
+        self.list.iter().map(|(id, segment)| (*id, segment))
+    }
+
+    /// The numbers of locked segments, as a snapshot stores them.
+    pub(in crate::sentry) fn packed_locks(&self) -> Vec<u32> {
+        self.listed().filter(|(_, segment)| segment.locked).map(|(id, _)| id).collect()
+    }
+
+    /// Locks the segments of a snapshot. Returns whether all of them exist.
+    pub(in crate::sentry) fn unpack_locks(&mut self, locked: &[u32]) -> bool {
+        locked.iter().all(|id| self.list.get_mut(id).map(|segment| segment.locked = true).is_some())
+    }
+
+    /// Whether a file is that of a segment which is removed.
+    pub(in crate::sentry) fn is_removed(&self, node: Node) -> bool {
+        self.list.values().any(|segment| segment.node == node && segment.removed)
     }
 
     pub(in crate::sentry) fn is_empty(&self) -> bool {
@@ -91,12 +117,22 @@ impl SharedSegments {
 }
 
 impl SharedSegment {
+    /// Permissions, and whether it is removed or locked.
+    pub(in crate::sentry) fn mode_bits(&self) -> u32 {
+        let bit = |has: bool, bit: u32| if has { bit } else { 0 };
+        self.mode | bit(self.removed, REMOVED) | bit(self.locked, LOCKED)
+    }
+
+    /// Bytes in whole pages. All are resident.
+    pub(in crate::sentry) fn stored_size(&self) -> u64 {
+        self.size.next_multiple_of(PAGE)
+    }
+
     /// The state of a segment (`struct shmid_ds`).
     fn encode_state(&self, [user, group]: [u32; 2], attached: u64) -> Vec<u8> {
         let owners = StructBuilder::default().int(self.key);
         let owners = owners.int(user).int(group).int(user).int(group);
-        let mode = self.mode | if self.removed { REMOVED } else { 0 };
-        let mut reply = owners.int(mode).word(0).word(0).word(0).word(self.size);
+        let mut reply = owners.int(self.mode_bits()).word(0).word(0).word(0).word(self.size);
         for time in self.times {
             reply = reply.word(time as u64);
         }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::platform::{Call, Process, calls};
+use crate::resource_numbers;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::mm::stub_calls::Change;
@@ -30,14 +31,23 @@ impl Sentry {
         self.is_spent(steps).then(|| self.pause(self.resumed_bytes()))
     }
 
-    /// The change that opens the block which an instruction has touched, if it has and the limit
-    /// has room for it.
+    /// The change that opens the block which an instruction has touched, or lets a stack grow to
+    /// there, if the limits have room for it.
     pub(crate) fn open_touched(&mut self, process: &mut Process, signal: i32) -> Option<Change> {
-        if signal != libc::SIGSEGV || !self.state.layout.has_reserved() {
+        let layout = &self.state.layout;
+        if signal != libc::SIGSEGV || !layout.has_reserved() && !layout.has_growing() {
             return None;
         }
         let at = SignalInfo::of_frame(signal as u8, &process.frame_bytes()).address();
-        self.open_sparse(at..at.checked_add(1)?)
+        if let Some(change) = self.open_sparse(at..at.checked_add(1)?) {
+            return Some(change);
+        }
+        if !self.state.layout.has_growing() {
+            return None;
+        }
+        let own = self.state.processes.current_id();
+        let (limit, _) = self.state.limit_of(own, resource_numbers::RLIMIT_STACK)?;
+        self.change().layout.grow_down(at, limit)
     }
 
     /// The change that opens all sparse memory in `place`, if there is any and the limit has room

@@ -38,6 +38,9 @@ const OPERATION_LEN: usize = 64;
 /// The flag of an operation whose end an `eventfd` counts.
 const FLAG_EVENT: u32 = 1;
 
+/// Flags of operations: `RWF_HIPRI` to `RWF_ATOMIC`.
+const KNOWN_FLAGS: u32 = 0x7f;
+
 // Kinds of operations.
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
@@ -89,6 +92,8 @@ struct Operation {
     offset: u64,
     /// The descriptor that counts its end.
     event: Option<u64>,
+    /// Flags as those of `preadv2`.
+    flags: u32,
 }
 
 impl Operation {
@@ -109,6 +114,7 @@ impl Operation {
             len: word(4),
             offset: word(5),
             event: (flags & FLAG_EVENT != 0).then_some(word(7) >> 32),
+            flags: (word(1) >> 32) as u32,
         })
     }
 }
@@ -175,8 +181,8 @@ impl Sentry {
         Ok(control)
     }
 
-    /// `io_submit(2)`: reads, writes and syncs of files, which are done before it returns. Polls
-    /// are `EINVAL`. One call performs at most 64 operations, and none after 8 MiB.
+    /// `io_submit(2)`: reads, writes and syncs of files, which are done before it returns, and reads
+    /// and writes of streams that do not wait (`RWF_NOWAIT`, `O_NONBLOCK`). Polls are `EINVAL`. One call performs at most 64 operations, and none after 8 MiB.
     pub(in crate::sentry) fn sys_io_submit(
         &mut self,
         process: &mut Process,
@@ -225,6 +231,12 @@ impl Sentry {
         if !allowed {
             return Err(Errno::BADF.into());
         }
+        if operation.flags & !KNOWN_FLAGS != 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let waits = operation.flags & libc::RWF_NOWAIT as u32 == 0
+            && description.flags & libc::O_NONBLOCK as u32 == 0;
+        let ready_only = description.open.is_stream() && !waits;
         if let Some(event) = operation.event
             && !matches!(self.state.table.get(event)?.open, FileObject::Event { .. })
         {
@@ -234,6 +246,11 @@ impl Sentry {
         copy_out(process, at.wrapping_add(8), &[0; 4])?;
         let Operation { descriptor, buffer, len, offset, .. } = operation;
         let outcome = match operation.kind {
+            // A stream has no positions.
+            PREAD if ready_only => self.sys_read(process, descriptor, buffer, len),
+            PWRITE if ready_only => self.sys_write(process, descriptor, buffer, len),
+            PREADV if ready_only => self.sys_readv(process, descriptor, buffer, len),
+            PWRITEV if ready_only => self.sys_writev(process, descriptor, buffer, len),
             PREAD => self.sys_pread64(process, descriptor, buffer, len, offset),
             PWRITE => self.sys_pwrite64(process, descriptor, buffer, len, offset),
             PREADV => self.sys_preadv(process, descriptor, buffer, len, offset),
@@ -245,7 +262,7 @@ impl Sentry {
             Ok(SyscallControl::Value(bytes)) => bytes as i64,
             // A write that has to end at a limit: it is not continued.
             Ok(SyscallControl::Wait(wait)) if wait.done > 0 => wait.done as i64,
-            // Files do not wait.
+            // Files do not wait, and streams only if they may.
             Ok(_) => -i64::from(libc::EAGAIN),
             Err(SyscallError::Errno(error)) => -i64::from(error.raw_os_error()),
             Err(error) => return Err(error),

@@ -8,7 +8,9 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::fs::mounts::{FileSystem, MOUNTS, Mount};
 use crate::sentry::fs::permissions::WRITE;
+use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::DEFAULT_OWNER;
 use crate::sentry::kernel::open_fifo::Fifo;
@@ -310,6 +312,12 @@ impl Sentry {
         let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
         let node = self.follow(process, from.0, from.1, follow)?;
         let place = self.place(process, to.0, to.1)?;
+        let tree = &self.state.tree;
+        let target = FileSystem::of_directory(tree, place.directory);
+        if FileSystem::known(tree, node).is_some_and(|system| system != target) {
+            let exists = place.found.is_some();
+            return Err(if exists { Errno::EXIST } else { Errno::XDEV }.into());
+        }
         self.state.may_make(&place)?;
         self.change().tree.link_at(node, &place, crate::sentry::kernel::time::now())?;
         self.change().notify_created(&place);
@@ -446,62 +454,79 @@ impl Sentry {
         Errno::FBIG
     }
 
-    /// `statfs(2)`: all files are on one `tmpfs`, whose size is the budget of the guest. A path
-    /// below `/proc` is `EACCES`.
+    /// `statfs(2)`: the free space is the budget of the guest.
     pub(in crate::sentry) fn sys_statfs(
         &mut self,
         process: &mut Process,
         path: u64,
         to: u64,
     ) -> SyscallResult {
-        self.follow(process, AT_FDCWD, path, true)?;
-        self.write_statfs(process, libc::TMPFS_MAGIC as u64, to)
+        let path = path_in(process, path)?;
+        let system = match self.reach(AT_FDCWD, &path, |walk| walk.follow(true))? {
+            ResolvedPath::Place(place) => FileSystem::of(&self.state.tree, place.node()?),
+            ResolvedPath::Own(meant) => self.attributes_meant(&meant, true)?.system,
+        };
+        self.write_statfs(process, system, to)
     }
 
-    /// `fstatfs(2)`: all files are on one `tmpfs`, whose size is the budget of the guest.
+    /// `fstatfs(2)`: as `statfs`.
     pub(in crate::sentry) fn sys_fstatfs(
         &mut self,
         process: &mut Process,
         descriptor: u64,
         to: u64,
     ) -> SyscallResult {
-        const PIPES: u64 = 0x5049_5045;
-        const SOCKETS: u64 = 0x534f_434b;
-        const NAMELESS: u64 = 0x0904_1934;
-        let kind = match &self.state.table.get(descriptor)?.open {
-            FileObject::Pipe { .. } => PIPES,
-            FileObject::Socket(_) => SOCKETS,
-            FileObject::Event { .. }
-            | FileObject::Timer(_)
-            | FileObject::Epoll(_)
-            | FileObject::Watches(_)
-            | FileObject::Signals(_) => NAMELESS,
-            _ => libc::TMPFS_MAGIC as u64,
-        };
-        self.write_statfs(process, kind, to)
+        let system = self.state.file_system_of(&self.state.table.get(descriptor)?.open);
+        self.write_statfs(process, system, to)
     }
 
-    /// `struct statfs` of a file system: one in memory, as large as the guest may store, or one
-    /// without files.
-    fn write_statfs(&self, process: &mut Process, kind: u64, to: u64) -> SyscallResult {
-        if kind != libc::TMPFS_MAGIC as u64 {
-            let bytes = StructBuilder::default().word(kind).word(PAGE).zeros(48);
-            let bytes = bytes.word(255).word(PAGE).zeros(40);
-            copy_out(process, to, &bytes.0)?;
-            return Ok(ZERO);
+    /// `ustat(2)`: the free space is the budget of the guest.
+    pub(in crate::sentry) fn sys_ustat(
+        &mut self,
+        process: &mut Process,
+        device: u64,
+        to: u64,
+    ) -> SyscallResult {
+        let is_device = |mount: &&Mount| u64::from(mount.system.device()) == device & 0xffff_ffff;
+        let mount = MOUNTS.iter().find(is_device).ok_or(Errno::INVAL)?;
+        let (_, [blocks, files]) = self.room(mount.system);
+        let bytes = StructBuilder::default().int(blocks.try_into().unwrap_or(u32::MAX));
+        copy_out(process, to, &bytes.int(0).word(files).zeros(16).0)?;
+        Ok(ZERO)
+    }
+
+    /// All blocks and files of a file system, and the free ones.
+    fn room(&self, system: FileSystem) -> ([u64; 2], [u64; 2]) {
+        if !system.stores_files() {
+            return ([0; 2], [0; 2]);
         }
-        let (all, used) = (self.state.tree.budget().bytes, self.state.tree.used().bytes);
-        let free = all.saturating_sub(used);
+        let (all, used) = (self.state.tree.budget(), self.state.tree.used());
+        let free = [all.bytes.saturating_sub(used.bytes), all.files.saturating_sub(used.files)];
+        ([all.bytes / PAGE, all.files], [free[0] / PAGE, free[1]])
+    }
+
+    /// `struct statfs` of a file system. Those that store files of the guest are as large as it may
+    /// store.
+    fn write_statfs(&self, process: &mut Process, system: FileSystem, to: u64) -> SyscallResult {
+        const ST_VALID: u64 = 0x20;
+        let ([all, files], [free, free_files]) = self.room(system);
+        let read_only = system.mount().is_some_and(|mount| mount.read_only);
+        let flags = ST_VALID | if read_only { libc::ST_RDONLY } else { 0 };
         let bytes = StructBuilder::default()
-            .word(libc::TMPFS_MAGIC as u64)
-            .word(4096)
-            .word(all / 4096)
-            .word(free / 4096)
-            .word(free / 4096)
-            .zeros(24)
+            .word(system.magic())
+            .word(PAGE)
+            .word(all)
+            .word(free)
+            .word(free)
+            .word(files)
+            .word(free_files)
+            // The same as the device.
+            .int(system.device())
+            .int(0)
             .word(255)
-            .word(4096)
-            .zeros(40);
+            .word(PAGE)
+            .word(flags)
+            .zeros(32);
         copy_out(process, to, &bytes.0)?;
         Ok(ZERO)
     }

@@ -8,7 +8,7 @@ use crate::sentry::Sentry;
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::device::{Device, GenerationWatch};
-use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::fd_table::{CREATED, FileObject};
 use crate::sentry::kernel::user_namespaces::INITIAL;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::sockets::SocketState;
@@ -22,6 +22,9 @@ const F_GETOWN_EX: i32 = 16;
 const OWNER_THREAD: i32 = 0;
 const OWNER_PROCESS: i32 = 1;
 const OWNER_GROUP: i32 = 2;
+/// Whether two descriptors are of one open file, and whether an open made its file.
+const F_DUPFD_QUERY: i32 = 1027;
+const F_CREATED_QUERY: i32 = 1028;
 const F_SETPIPE_SZ: i32 = 1031;
 const F_GETPIPE_SZ: i32 = 1032;
 /// Missing in `libc`.
@@ -29,8 +32,15 @@ const CLONE_NEWTIME: i32 = 0x80;
 /// Bits of the generator of random numbers, which is always full.
 const RANDOM_BITS: u32 = 256;
 /// Commands that a descriptor takes which only names a file (`O_PATH`).
-const PATH_COMMANDS: [i32; 5] =
-    [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
+const PATH_COMMANDS: [i32; 7] = [
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    F_DUPFD_QUERY,
+    F_CREATED_QUERY,
+];
 
 impl Sentry {
     /// `fcntl(2)`: `F_NOTIFY` is `EINVAL`, and `F_SETFL` changes only `O_APPEND` and
@@ -52,6 +62,11 @@ impl Sentry {
                 let number = self.change().table.duplicate(descriptor, value, close_on_exec)?;
                 Ok(SyscallControl::Value(u64::from(number)))
             }
+            F_DUPFD_QUERY => {
+                let is_same = self.state.table.id(descriptor)? == self.state.table.id(value)?;
+                Ok(SyscallControl::Value(is_same.into()))
+            }
+            F_CREATED_QUERY => Ok(SyscallControl::Value((description.flags & CREATED != 0).into())),
             libc::F_GETFD => {
                 Ok(SyscallControl::Value(u64::from(self.state.table.closes_on_exec(descriptor)?)))
             }
@@ -228,6 +243,12 @@ impl Sentry {
                     && let ProcSetting::Namespace(kind, id) = file.setting =>
             {
                 query_namespace(request, kind, id)
+            }
+            ioctl::PROCMAP_QUERY
+                if let FileObject::File(open) = &description.open
+                    && let Some(memory) = self.state.map_files.get(&open.node) =>
+            {
+                self.query_mapping(process, *memory, value)
             }
             ioctl::FIOCLEX | ioctl::FIONCLEX => {
                 self.change().table.set_close_on_exec(descriptor, request == ioctl::FIOCLEX)?;

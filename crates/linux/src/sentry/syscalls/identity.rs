@@ -3,6 +3,7 @@
 use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
 use crate::sentry::abi::{MACHINES, StructBuilder};
+use crate::sentry::fs::mounts::KINDS;
 use crate::sentry::fs::root_files::HOST;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::mm::user_memory::{copy_out, path_in};
@@ -11,8 +12,6 @@ use rustix::time::ClockId;
 
 use rustix::io::Errno;
 
-/// The file systems, as `/proc/filesystems` lists them.
-const FILE_SYSTEMS: [&str; 4] = ["tmpfs", "proc", "sysfs", "devpts"];
 /// The personality of programs of 32 bits.
 const PER_LINUX32: u32 = 8;
 const ARCH_SET_GS: u64 = 0x1001;
@@ -120,15 +119,15 @@ impl Sentry {
         let value = match option as i32 {
             1 => {
                 let name = path_in(process, first)?;
-                let found = FILE_SYSTEMS.iter().position(|known| known.as_bytes() == name);
+                let found = KINDS.iter().position(|known| known.as_bytes() == name);
                 found.ok_or(Errno::INVAL)?
             }
             2 => {
-                let name = FILE_SYSTEMS.get(first as u32 as usize).ok_or(Errno::INVAL)?;
+                let name = KINDS.get(first as u32 as usize).ok_or(Errno::INVAL)?;
                 copy_out(process, to, &[name.as_bytes(), &[0]].concat())?;
                 0
             }
-            3 => FILE_SYSTEMS.len(),
+            3 => KINDS.len(),
             _ => return Err(Errno::INVAL.into()),
         };
         Ok(SyscallControl::Value(value as u64))

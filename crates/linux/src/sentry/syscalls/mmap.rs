@@ -16,7 +16,8 @@ use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::file_backing::FileBacking;
 use crate::sentry::mm::file_part::{FilePart, MAX_WHOLE};
-use crate::sentry::mm::layout::{Layout, PAGE, pages};
+use crate::sentry::mm::layout::traits::MappingTraits;
+use crate::sentry::mm::layout::{Layout, PAGE, pages, readable};
 use crate::sentry::mm::shared::writes;
 use crate::sentry::mm::stub_calls::{Change, Content};
 use crate::sentry::mm::user_memory::path_in;
@@ -39,17 +40,21 @@ const VALIDATED: i32 = libc::MAP_SHARED_VALIDATE
     | libc::MAP_STACK
     | MAP_LOW;
 
+/// The sizes of huge pages in the flags of `memfd_create`.
+const HUGE_SIZES: u32 = 0x3f << 26;
 /// Never a program, and sealed so.
 const MFD_NOEXEC_SEAL: u32 = 8;
 
 impl Sentry {
     /// `mmap(2)`: a hint of an address is ignored, and `MAP_HUGETLB` is `ENOMEM`. Pages after the
-    /// end of a file read 0 in private and in read-only mappings.
+    /// end of a file read 0 in private and in read-only mappings. A mapping with `MAP_GROWSDOWN`
+    /// grows at accesses of instructions, and not at those of calls.
     pub(in crate::sentry) fn sys_mmap(
         &mut self,
         _: &Process,
         &[addr, length, prot, flags, fd, offset]: &[u64; 6],
     ) -> SyscallResult {
+        let unreadable = readable(prot) != prot;
         let prot = readable(prot);
         let flags = flags as i32;
         let shared = match flags & libc::MAP_TYPE {
@@ -79,6 +84,7 @@ impl Sentry {
         if named && !is_within_files(offset, length) {
             return Err(Errno::OVERFLOW.into());
         }
+        let opened = if named { Some(self.state.table.get(fd)?.writes()) } else { None };
         let named = named && (!shared || !self.shares_zeros(fd, prot)?);
         let at = fixed.then_some(addr);
         let watched = named
@@ -118,6 +124,15 @@ impl Sentry {
             let pieces = if named && !shared { 2 } else { 1 };
             self.state.layout.check_room(self.state.layout.growth(&planned, pieces))?;
         }
+        let traits = MappingTraits {
+            unreadable,
+            grows: flags & libc::MAP_GROWSDOWN != 0 && !named && !shared && !sparse,
+            ..MappingTraits::default()
+        };
+        if traits != MappingTraits::default() {
+            // It merges with no mapping that is unlike it.
+            self.state.layout.check_room(self.state.layout.growth(&planned, 2))?;
+        }
         // Other devices share nothing: their mappings are private.
         let node = match shared {
             true => self.shared_file(named.then_some(fd), offset, length, prot)?,
@@ -148,10 +163,16 @@ impl Sentry {
                 return Err(error);
             }
         };
+        let read_only = node
+            .is_some_and(|node| opened == Some(false) || self.state.seals.may_map(node).is_err());
         if let Some(node) = node {
             let state = self.change();
             state.layout.share(start..start + whole, FileBacking::new(node, start, offset));
             self.count_shared()?;
+        }
+        let traits = MappingTraits { read_only, ..traits };
+        if traits != MappingTraits::default() {
+            self.change().layout.set_traits(&(start..start + whole), traits);
         }
         if locked {
             self.change().layout.set_locked(&(start..start + whole), true)?;
@@ -268,7 +289,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `memfd_create(2)`: `MFD_HUGETLB` is `EINVAL`.
+    /// `memfd_create(2)`: `MFD_HUGETLB` is `ENODEV`, as on a machine without huge pages.
     pub(in crate::sentry) fn sys_memfd_create(
         &mut self,
         process: &Process,
@@ -278,13 +299,18 @@ impl Sentry {
         const MAX_NAME: usize = 249;
         let flags = flags as u32;
         let both = libc::MFD_EXEC | MFD_NOEXEC_SEAL;
-        let known = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | both;
+        let is_huge = flags & libc::MFD_HUGETLB != 0;
+        let huge = if is_huge { libc::MFD_HUGETLB | HUGE_SIZES } else { 0 };
+        let known = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | both | huge;
         if flags & !known != 0 || flags & both == both {
             return Err(Errno::INVAL.into());
         }
         let plain = flags & MFD_NOEXEC_SEAL != 0;
         if path_in(process, name)?.len() > MAX_NAME {
             return Err(Errno::INVAL.into());
+        }
+        if is_huge {
+            return Err(Errno::NODEV.into());
         }
         self.state.table.check_room()?;
         let access = Access { read: true, write: true, append: false };
@@ -376,7 +402,24 @@ impl Sentry {
         Ok(SyscallControl::Memory(0, change))
     }
 
-    /// `mprotect(2)`: may give more rights than a shared file was opened with.
+    /// `mseal(2)`, as on Linux.
+    pub(in crate::sentry) fn sys_mseal(
+        &mut self,
+        start: u64,
+        len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if flags != 0 || !start.is_multiple_of(PAGE) {
+            return Err(Errno::INVAL.into());
+        }
+        if len > 0 {
+            let range = pages(start, len)?;
+            self.change().layout.seal(&range)?;
+        }
+        Ok(ZERO)
+    }
+
+    /// `mprotect(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mprotect(
         &mut self,
         process: &Process,
@@ -384,7 +427,6 @@ impl Sentry {
         len: u64,
         protection: u64,
     ) -> SyscallResult {
-        let protection = readable(protection);
         self.state.may_open_memory(start, len, protection)?;
         let texts = if writes(protection) { self.twins_in(start, len) } else { Vec::new() };
         if writes(protection) && !self.state.shares.is_empty() {
@@ -397,7 +439,7 @@ impl Sentry {
                 self.count_shared()?;
             }
         }
-        let mut change = self.change().layout.protect(start, len, protection)?;
+        let mut change = self.change().layout.protect_as(start, len, protection)?;
         for text in texts {
             restore_text(process, &text, &mut change)?;
         }
@@ -471,10 +513,4 @@ impl Sentry {
 fn is_within_files(offset: u64, len: u64) -> bool {
     let len = if len > GUEST.end { 0 } else { len.next_multiple_of(PAGE) };
     offset.checked_add(len).is_some_and(|end| end <= i64::MAX as u64)
-}
-
-/// The protection that the processor gives: writable memory is readable.
-fn readable(protection: u64) -> u64 {
-    let writes = protection & libc::PROT_WRITE as u64 != 0;
-    if writes { protection | libc::PROT_READ as u64 } else { protection }
 }

@@ -15,7 +15,7 @@ use crate::sentry::fs::permissions::{FilePermissions, access_of};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_maps::ProcMaps;
 use crate::sentry::fs::special_files::SOCKET;
-use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::fd_table::{CREATED, Description, FileObject};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::user_memory::path_in;
 use crate::sentry::result::{SyscallControl, SyscallResult};
@@ -152,7 +152,13 @@ impl Sentry {
             }
             _ => {}
         }
-        self.open_object(node, &stat, access, flags, Some((place.directory, place.name)))
+        let is_new = place.found.is_none();
+        let found = Some((place.directory, place.name));
+        let opened = self.open_object(node, &stat, access, flags, found)?;
+        if let (true, SyscallControl::Value(number)) = (is_new, &opened) {
+            self.change().table.get_mut(*number)?.flags |= CREATED;
+        }
+        Ok(opened)
     }
 
     /// Opens a file or directory of the tree, or the device that a node stands for, unless `O_PATH`
@@ -199,11 +205,17 @@ impl Sentry {
     /// As [`Self::open_text`], with a list of mappings.
     pub(in crate::sentry) fn open_maps(&mut self, maps: ProcMaps, flags: i32) -> SyscallResult {
         let (mut from, mut paths) = (0, DirectoryPaths::default());
-        self.open_pieces(flags, |state| {
+        let opened = self.open_pieces(flags, |state| {
             let (text, next) = state.maps_piece(maps, from, &mut paths)?;
             from = next;
             Some(Cow::Owned(text.into_bytes()))
-        })
+        })?;
+        if let SyscallControl::Value(number) = opened
+            && let Some(node) = self.file_of(number)
+        {
+            self.change().note_map_file(node, maps.memory);
+        }
+        Ok(opened)
     }
 
     /// As [`Self::open_text`], with a text of pieces, which `next` makes one after the other. They

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::DirectoryEntries;
+use crate::sentry::fs::mounts::FileSystem;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
@@ -246,6 +247,11 @@ impl Sentry {
                 b".." => return Err(Errno::NOTEMPTY.into()),
                 _ => {}
             }
+            if let Some((node, Kind::Directory)) = place.found
+                && FileSystem::is_mount_point(&self.state.tree, node)
+            {
+                return Err(Errno::BUSY.into());
+            }
         }
         self.state.may_remove(&place)?;
         let (tree, now) = (&mut self.change().tree, crate::sentry::kernel::time::now());
@@ -285,6 +291,17 @@ impl Sentry {
         });
         let from = self.place(process, at, from)?;
         let to = self.place(process, to_at, to)?;
+        let tree = &self.state.tree;
+        let systems = [&from, &to].map(|place| FileSystem::of_directory(tree, place.directory));
+        if systems[0] != systems[1] {
+            return Err(Errno::XDEV.into());
+        }
+        let is_busy = |place: &ResolvedName| {
+            place.found.is_some_and(|(node, _)| FileSystem::is_mount_point(tree, node))
+        };
+        if is_plain && to_plain && (is_busy(&from) || is_busy(&to)) {
+            return Err(Errno::BUSY.into());
+        }
         // A directory's own name, and that of the one above it, stay.
         if !is_plain || !to_plain {
             let keeps = is_plain && flags & u64::from(libc::RENAME_NOREPLACE) != 0;

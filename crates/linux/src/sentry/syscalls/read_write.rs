@@ -10,6 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::platform::{Call, PlatformError, Process};
 use crate::sentry::Sentry;
+use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting};
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::generation;
@@ -309,6 +310,9 @@ impl Sentry {
                 Ok(self.streams.generation.get().to_le_bytes().to_vec())
             }
             FileObject::Folder(..) => Err(Errno::ISDIR.into()),
+            FileObject::Proc(ProcFile { setting: ProcSetting::PageMap(id), .. }) => {
+                Ok(self.state.page_map(*id, offset, len)?)
+            }
             FileObject::Proc(file) => {
                 let mut bytes = self.state.proc_content(file)?;
                 bytes.drain(..bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX)));

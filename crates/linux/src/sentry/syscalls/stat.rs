@@ -73,7 +73,8 @@ impl Sentry {
         description: &Description,
     ) -> SyscallResult<FileStatus> {
         let inode = self.state.inode_of(id, &description.open);
-        let none = FileStatus { inode, links: 1, ..FileStatus::default() };
+        let system = self.state.file_system_of(&description.open);
+        let none = FileStatus { inode, links: 1, system, ..FileStatus::default() };
         match &description.open {
             FileObject::Input
             | FileObject::Output
@@ -102,7 +103,7 @@ impl Sentry {
             | FileObject::Device(_, open)
             | FileObject::Fifo(Fifo { open, .. })
             | FileObject::Terminal(TerminalEnd { open, .. }) => {
-                Ok(FileStatus::of(&self.state.tree, open.node)?)
+                Ok(FileStatus::within(&self.state.tree, open.node, system)?)
             }
         }
     }
@@ -149,7 +150,8 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let id_len = if has(AT_HANDLE_MNT_ID_UNIQUE) { 8 } else { 4 };
-        copy_out(process, mount, &1u64.to_le_bytes()[..id_len])?;
+        let id = attributes.system.mount_id(has(AT_HANDLE_MNT_ID_UNIQUE));
+        copy_out(process, mount, &id.to_le_bytes()[..id_len])?;
         let head = StructBuilder::default().int(HANDLE_LEN).int(1);
         if room < HANDLE_LEN {
             copy_out(process, handle, &head.0)?;
@@ -159,7 +161,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    fn attributes_at(
+    /// The attributes of the file at a path, or of a descriptor with `AT_EMPTY_PATH`.
+    pub(in crate::sentry) fn attributes_at(
         &mut self,
         process: &Process,
         at: u64,
@@ -183,7 +186,7 @@ impl Sentry {
                     if flags == libc::AT_SYMLINK_NOFOLLOW {
                         self.lookup = FileLookup::new(at as i32, path, &place);
                     }
-                    node
+                    return Ok(FileStatus::found(&self.state.tree, node, place.directory)?);
                 }
                 ResolvedPath::Own(meant) => return self.attributes_meant(&meant, follow),
             }
@@ -208,7 +211,8 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let attributes = self.attributes_at(process, at, path, flags)?;
-        copy_out(process, to, &abi::statx(&attributes, self.state.seen_owner(attributes.owner)))?;
+        let owner = self.state.seen_owner(attributes.owner);
+        copy_out(process, to, &abi::statx(&attributes, owner, mask as u32))?;
         Ok(ZERO)
     }
 

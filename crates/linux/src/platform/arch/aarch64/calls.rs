@@ -8,6 +8,13 @@ use libc::c_long;
 pub(crate) const SYS_fchmodat2: c_long = 452;
 pub(crate) const SYS_io_pgetevents: c_long = 292;
 pub(crate) const SYS_cachestat: c_long = 451;
+pub(crate) const SYS_statmount: c_long = 457;
+pub(crate) const SYS_listmount: c_long = 458;
+pub(crate) const SYS_lsm_get_self_attr: c_long = 459;
+pub(crate) const SYS_lsm_set_self_attr: c_long = 460;
+pub(crate) const SYS_lsm_list_modules: c_long = 461;
+pub(crate) const SYS_file_getattr: c_long = 468;
+pub(crate) const SYS_file_setattr: c_long = 469;
 
 const NONE: c_long = 1 << 32;
 
@@ -50,3 +57,4 @@ pub(crate) const SYS_utime: c_long = NONE + 35;
 pub(crate) const SYS_utimes: c_long = NONE + 36;
 pub(crate) const SYS_vfork: c_long = NONE + 37;
 pub(crate) const SYS_sysfs: c_long = NONE + 38;
+pub(crate) const SYS_ustat: c_long = NONE + 39;

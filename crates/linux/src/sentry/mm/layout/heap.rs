@@ -37,10 +37,11 @@ impl Layout {
             }
             change.before.push(map_call(old, new - old, READ_WRITE));
         } else if new < old {
-            if self.check_room(self.growth(&(new..old), 0)).is_err() {
+            let range = new..old;
+            if self.check_room(self.growth(&range, 0)).and(self.check_seals(&range)).is_err() {
                 return (self.brk, change);
             }
-            self.remove(&(new..old));
+            self.remove(&range);
             change.before.push(unmap_call(new, old - new));
         }
         self.brk = brk;

@@ -59,10 +59,7 @@ impl Layout {
         let (start, change) = self.map(Some(planned.start), low, len, 0, None)?;
         if protection != 0 {
             let end = start + len.next_multiple_of(PAGE);
-            let (share, origin, locked) = (None, None, false);
-            let new =
-                Mapping { end, protection, file: false, reserved: true, share, origin, locked };
-            self.place(start..end, new);
+            self.place(start..end, Mapping::anonymous(end, protection, true));
         }
         Ok((start, change))
     }

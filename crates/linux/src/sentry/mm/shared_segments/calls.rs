@@ -10,6 +10,7 @@ use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::now;
 use crate::sentry::mm::file_backing::FileBacking;
 use crate::sentry::mm::layout::PAGE;
+use crate::sentry::mm::layout::traits::MappingTraits;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 
@@ -83,8 +84,17 @@ impl Sentry {
         let id = system_v.next;
         system_v.next += 1;
         let (mode, times) = (flags as u32 & 0o777, [0, 0, now().seconds]);
-        let segment =
-            SharedSegment { key, node, size, mode, removed: false, maker, last: 0, times };
+        let segment = SharedSegment {
+            key,
+            node,
+            size,
+            mode,
+            removed: false,
+            maker,
+            last: 0,
+            times,
+            locked: false,
+        };
         system_v.list.insert(id, segment);
         Ok(SyscallControl::Value(id.into()))
     }
@@ -135,6 +145,8 @@ impl Sentry {
         let own = self.state.processes.current_id();
         let state = self.change();
         state.layout.share(start..start + len, FileBacking::new(segment.node, start, 0));
+        let traits = MappingTraits { read_only: reads, ..MappingTraits::default() };
+        state.layout.set_traits(&(start..start + len), traits);
         if let Some(segment) = state.system_v.list.get_mut(&(id as u32)) {
             segment.last = own;
             segment.times[0] = now().seconds;
@@ -165,8 +177,8 @@ impl Sentry {
         Ok(SyscallControl::Memory(0, change))
     }
 
-    /// `shmctl(2)`: `IPC_SET` changes only the mode, and `SHM_LOCK` changes nothing, because all
-    /// memory is resident.
+    /// `shmctl(2)`: `IPC_SET` changes only the mode. `SHM_LOCK` sets a mark, because all memory is
+    /// resident.
     pub(in crate::sentry) fn sys_shmctl(
         &mut self,
         process: &mut Process,
@@ -209,7 +221,16 @@ impl Sentry {
                 self.prune_shared()?;
             }
             // Nothing is ever taken out of memory.
-            libc::SHM_LOCK | libc::SHM_UNLOCK => {}
+            command @ (libc::SHM_LOCK | libc::SHM_UNLOCK) => {
+                let locks = command == libc::SHM_LOCK;
+                let limit = self.state.current().info.limits.locked_bytes();
+                if locks && segment.stored_size() > limit {
+                    return Err(if limit == 0 { Errno::PERM } else { Errno::NOMEM }.into());
+                }
+                if let Some(segment) = self.change().system_v.list.get_mut(&(id as u32)) {
+                    segment.locked = locks;
+                }
+            }
             _ => return Err(Errno::INVAL.into()),
         }
         Ok(ZERO)
