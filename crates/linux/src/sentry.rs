@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use afresh_egress::EgressPolicy;
+use afresh_sys::host::thread_cpu_time;
 
 use crate::file_cache::FileCache;
 use crate::outbound::OutboundConnections;
@@ -86,6 +87,8 @@ pub(crate) struct Sentry {
     pub(crate) deadline: Option<Instant>,
     /// The work of the call that is served.
     budget: CallBudget,
+    /// Nanoseconds of CPU time that it has served the current process for and not counted yet.
+    pub(crate) served: u64,
     /// The wait that the call which is served has behind it.
     pub(crate) resumed: Option<Wait>,
     /// Contents of files that its processes have mapped.
@@ -116,6 +119,7 @@ impl Sentry {
             unserved,
             deadline: None,
             budget: CallBudget::default(),
+            served: 0,
             resumed,
             contents,
             lookup: None,
@@ -134,7 +138,13 @@ impl Sentry {
     /// Moves bytes between the guest and the outside. Returns whether the guest sees a change.
     pub(crate) fn pump(&mut self) -> bool {
         self.attend();
-        !self.lines.is_empty() && self.lines.pump(&mut self.state)
+        let released = self.state.channels.has_corks() && {
+            let now = self.now();
+            self.change().channels.release_late_corks(now)
+        };
+        let changed = released | (!self.lines.is_empty() && self.lines.pump(&mut self.state));
+        self.signal_ready_files();
+        changed
     }
 
     /// This moment, by the guest's clock.
@@ -181,7 +191,14 @@ impl Sentry {
         process: &mut Process,
         call: &Call,
     ) -> Result<SyscallControl, PlatformError> {
-        match self.in_step(process, call) {
+        let begun = self.state.processes.timed.then(thread_cpu_time);
+        let outcome = self.in_step(process, call);
+        self.signal_ready_files();
+        if let Some(begun) = begun {
+            let time = thread_cpu_time().saturating_sub(begun).as_nanos() as u64;
+            self.served = self.served.saturating_add(time);
+        }
+        match outcome {
             Ok(outcome) => Ok(outcome),
             Err(SyscallError::Errno(errno)) => {
                 Ok(SyscallControl::Value((-i64::from(errno.raw_os_error())) as u64))

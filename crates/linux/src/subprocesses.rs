@@ -304,7 +304,11 @@ impl Guest {
         let held = self.body.holds;
         if self.sentry.state.processes.timed && self.sentry.state.processes.lives(held) {
             let spent = self.body.process.take_spent();
-            self.sentry.change().with(held, |state| state.spend(spent));
+            let served = std::mem::take(&mut self.sentry.served);
+            self.sentry.change().with(held, |state| {
+                state.spend(spent);
+                state.spend_system(served);
+            });
         }
     }
 
@@ -338,7 +342,9 @@ impl Guest {
             return Ok(Some(halt));
         }
         self.sentry.publish_lasting()?;
+        let served = std::mem::take(&mut self.sentry.served);
         let state = self.sentry.change();
+        state.spend_system(served);
         let memory = state.processes.current.info.memory;
         // Its parent may query the times, even if no process has so far.
         if memory == id {

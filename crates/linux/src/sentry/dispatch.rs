@@ -198,6 +198,7 @@ impl Sentry {
             libc::SYS_nanosleep => self.sys_nanosleep(process, a[0]),
             libc::SYS_clock_nanosleep => self.sys_clock_nanosleep(process, a[0], a[1], a[2]),
             libc::SYS_futex => self.sys_futex(process, &a),
+            libc::SYS_futex_waitv => self.sys_futex_waitv(process, &a),
             calls::SYS_alarm => self.sys_alarm(a[0]),
             libc::SYS_setitimer => self.sys_setitimer(process, a[0], a[1], a[2]),
             libc::SYS_timer_create => self.sys_timer_create(process, a[0], a[1], a[2]),
@@ -226,6 +227,7 @@ impl Sentry {
             libc::SYS_pidfd_send_signal => {
                 self.sys_pidfd_send_signal(process, a[0], a[1], a[2], a[3])
             }
+            libc::SYS_pidfd_getfd => self.sys_pidfd_getfd(a[0], a[1], a[2]),
             calls::SYS_arch_prctl => self.sys_arch_prctl(process, a[0], a[1]),
             libc::SYS_getpid => self.sys_getpid(),
             calls::SYS_getpgrp => self.sys_getpgrp(),

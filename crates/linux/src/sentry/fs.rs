@@ -3,6 +3,7 @@
 pub(super) mod access_lists;
 pub(super) mod devices;
 pub(super) mod directory_paths;
+mod init_process;
 pub(super) mod ipc_files;
 pub(super) mod machine_files;
 pub(super) mod mounts;

@@ -252,7 +252,7 @@ impl Sentry {
                         present.is_given = false;
                     }
                     let is_shown = present.shown.is_none()
-                        || self.state.watchers == 0
+                        || !self.state.is_watched()
                             && self.state.tree.host_file(present.node) == present.shown;
                     if !is_shown {
                         present.close_window();
@@ -292,7 +292,7 @@ impl Sentry {
     fn contents_of(&self, node: Node) -> Option<(HostFile, Vec<u8>)> {
         let tree = &self.state.tree;
         let file = tree.host_file(node).filter(HostFile::is_settled)?;
-        if self.state.watchers > 0 || file.size() == 0 || file.size() > WINDOW_LEN as u64 {
+        if self.state.is_watched() || file.size() == 0 || file.size() > WINDOW_LEN as u64 {
             return None;
         }
         let mut bytes = vec![0; file.size() as usize];

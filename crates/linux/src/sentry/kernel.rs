@@ -1,12 +1,15 @@
 //! Kernel objects: plain data that is cloned with a frozen guest and compared when a reset is
 //! verified.
 
+pub(super) mod async_files;
+pub(super) mod async_signals;
 pub(super) mod channels;
 pub(super) mod cpu_time;
 mod credentials;
 pub(super) mod device;
 pub(super) mod epoll;
 pub(super) mod epoll_set;
+pub(super) mod exit_statuses;
 pub(super) mod fd_table;
 pub(super) mod fifos;
 pub(super) mod file_locks;
@@ -31,10 +34,12 @@ pub(super) mod process;
 pub(super) mod process_info;
 pub(super) mod process_table;
 pub(super) mod process_tunables;
+pub(super) mod queue_notices;
 pub(super) mod readiness;
 pub(super) mod resource_limits;
 mod root_directory;
 pub(super) mod semaphores;
+pub(super) mod shared_parts;
 pub(super) mod signals;
 pub(super) mod soundness;
 pub(super) mod state;
@@ -42,6 +47,7 @@ pub(super) mod streams;
 pub(super) mod threads;
 pub(super) mod time;
 pub(super) mod timer_fd;
+pub(super) mod timer_slack;
 pub(super) mod timers;
 pub(super) mod user_namespaces;
 pub(super) mod users;

@@ -16,3 +16,4 @@ mod packet_info;
 mod routes;
 pub(super) mod socket_options;
 pub(super) mod sockets;
+mod stream_groups;

@@ -44,13 +44,9 @@ impl Sentry {
             let id = self.state.current().threads.current_id();
             let stopping = self.state.stopping();
             let state = self.change();
-            let Some(thread) = state.processes.current.threads.get_mut(id) else { break };
+            let Some(thread) = state.processes.current.threads.get(id) else { break };
             let open = !thread.blocked & !stopping;
-            let Some(info) =
-                thread.pending.take(open).or_else(|| state.processes.current.pending.take(open))
-            else {
-                break;
-            };
+            let Some(info) = state.take_signal(open) else { break };
             match self.state.fate(info.signal) {
                 DefaultAction::Ignored | DefaultAction::Stops => {}
                 DefaultAction::Deadly => {
@@ -129,6 +125,7 @@ impl Sentry {
             libc::SYS_read | libc::SYS_readv | libc::SYS_write | libc::SYS_writev => true,
             libc::SYS_recvmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_connect => true,
             libc::SYS_recvmmsg | libc::SYS_sendmmsg | libc::SYS_sendfile => true,
+            libc::SYS_futex_waitv => true,
             calls::SYS_open | libc::SYS_openat | calls::SYS_creat => true,
             libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
             _ => false,
@@ -206,6 +203,7 @@ impl Sentry {
             if let Some(kept) = kept {
                 kept[..8].fill(0);
             }
+            state.spread_action(info.signal.into());
         }
         Ok(None)
     }

@@ -13,6 +13,8 @@ pub(super) mod fifo;
 pub(super) mod file;
 pub(super) mod file_attributes;
 pub(super) mod file_lock;
+pub(super) mod file_owner;
+pub(super) mod futex_waitv;
 pub(super) mod identity;
 pub(super) mod ipc_info;
 pub(super) mod lease;

@@ -41,3 +41,8 @@ fn asynchronous_operations_are_done_as_on_linux() {
 fn leases_of_files_are_broken_as_on_linux() {
     compare("leases.c");
 }
+
+#[test]
+fn owners_of_open_files_get_signals_and_processes_share_parts_as_on_linux() {
+    compare("owners.c");
+}

@@ -10,7 +10,7 @@ use afresh_sys::PAGE_SIZE;
 use crate::sentry::fs::mounts::KINDS;
 
 /// Paths and contents.
-const FILES: [(&str, &str); 69] = [
+const FILES: [(&str, &str); 72] = [
     ("/proc/cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"),
     ("/proc/cmdline", "afresh\n"),
     ("/proc/consoles", ""),
@@ -31,6 +31,9 @@ const FILES: [(&str, &str); 69] = [
     ("/proc/sys/fs/mqueue/msgsize_default", "8192\n"),
     ("/proc/sys/fs/mqueue/msgsize_max", "8192\n"),
     ("/proc/sys/fs/mqueue/queues_max", "256\n"),
+    ("/proc/sys/fs/pipe-max-size", "1048576\n"),
+    ("/proc/sys/fs/pipe-user-pages-hard", "0\n"),
+    ("/proc/sys/fs/pipe-user-pages-soft", "16384\n"),
     ("/proc/sys/fs/protected_hardlinks", "0\n"),
     ("/proc/sys/fs/protected_symlinks", "0\n"),
     ("/proc/sys/kernel/domainname", "(none)\n"),

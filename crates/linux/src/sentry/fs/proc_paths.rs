@@ -6,6 +6,7 @@
 use afresh_files::{Kind, Node, Tree};
 use rustix::io::Errno;
 
+use crate::sentry::fs::init_process::init_text;
 use crate::sentry::fs::ipc_files::IpcFile;
 use crate::sentry::fs::machine_files::{identifier, network};
 use crate::sentry::fs::proc_dir::{INODES, ProcDir};
@@ -13,6 +14,7 @@ use crate::sentry::fs::proc_maps::ProcMaps;
 use crate::sentry::fs::proc_settings::{NAMESPACES, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::open_fifo::Fifo;
+use crate::sentry::kernel::process_info::INIT_PID;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::INITIAL;
 use crate::sentry::kernel::users::FOR_FILES;
@@ -183,6 +185,12 @@ impl Kernel {
                 None => return None,
             },
         };
+        if id == INIT_PID {
+            return match names {
+                [] => Some(ProcTarget::Folder(ProcDir::Process(INIT_PID))),
+                names => init_text(names).map(ProcTarget::Text),
+            };
+        }
         if !self.processes.lives(id) && !self.processes.is_ended(id) {
             return None;
         }

@@ -250,10 +250,11 @@ impl Kernel {
         let zeros = " 0".repeat(28);
         let (spent, children) =
             info.map_or((0, 0), |info| (info.spent / TICK, info.children / TICK));
+        let [system, theirs] = self.system_times.of(id).map(|time| time / TICK);
         let nice = info.map_or(0, |info| i32::from(info.traits.nice));
         let priority = 20 + nice;
         Some(format!(
-            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 {spent} 0 {children} 0 {priority} {nice} {threads} 0 0 {memory} {resident}{zeros}\n"
+            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 {spent} {system} {children} {theirs} {priority} {nice} {threads} 0 0 {memory} {resident}{zeros}\n"
         ))
     }
 

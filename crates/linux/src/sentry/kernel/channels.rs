@@ -1,10 +1,15 @@
 //! Streams of bytes within a guest, which pipes and connected sockets are made of.
 
 pub(in crate::sentry) mod capacities;
+mod corks;
+mod edges;
+mod soundness;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
+
+use corks::Cork;
 
 use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::net::sockets::Address;
@@ -119,15 +124,19 @@ pub(crate) struct Channel {
     pub(crate) reset: bool,
     /// Whether its reader wants the credentials of its writers (`SO_PASSCRED`).
     pub(crate) named: bool,
+    /// The bytes at its end that its writer holds back.
+    #[serde(skip)]
+    cork: Option<Cork>,
 }
 
 impl Channel {
+    /// Bytes that its reader can have.
     pub(crate) fn len(&self) -> usize {
-        self.data.len()
+        self.data.len() - self.held_back()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.data.is_empty()
+        self.len() == 0
     }
 
     pub(crate) fn room(&self) -> usize {
@@ -147,7 +156,7 @@ impl Channel {
 
     /// Bytes that were written to it so far.
     pub(crate) fn passed(&self) -> u64 {
-        self.taken.saturating_add(self.data.len() as u64)
+        self.taken.saturating_add(self.len() as u64)
     }
 
     /// Whether nothing comes after the bytes that it holds.
@@ -157,6 +166,7 @@ impl Channel {
 
     /// The first bytes, `len` at most; they stay.
     pub(crate) fn peek(&self, len: usize) -> Vec<u8> {
+        let len = len.min(self.len());
         let (front, back) = self.data.as_slices();
         let front = &front[..len.min(front.len())];
         [front, &back[..(len - front.len()).min(back.len())]].concat()
@@ -180,7 +190,7 @@ impl Channel {
             }
             at = message.until;
         }
-        if self.named && first.is_some() { until(at) } else { self.data.len() }
+        if self.named && first.is_some() { until(at) } else { self.len() }
     }
 
     /// The sender of the first byte, if its credentials count.
@@ -201,7 +211,7 @@ impl Channel {
     /// that came with them.
     #[must_use]
     pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
-        let len = len.min(self.data.len());
+        let len = len.min(self.len());
         let parcel = self.parcel(len);
         self.data.drain(..len);
         self.taken += len as u64;
@@ -274,28 +284,6 @@ impl Channel {
         self.parcels.iter().filter_map(|parcel| parcel.id).chain(letters)
     }
 
-    /// Whether a guest could have sent its contents.
-    fn is_sound(&self) -> bool {
-        let (len, mut at) = (self.data.len() as u64, 0);
-        let end = self.taken.checked_add(len);
-        let parcels = self.parcels.iter().all(|parcel| {
-            let fits = at <= parcel.from && parcel.from < parcel.until && Some(parcel.until) <= end;
-            // Of a message that was read in part only the sender is left.
-            let whole = parcel.from >= self.taken || parcel.id.is_none();
-            let sent = parcel.id.is_some() || parcel.sender.is_some();
-            at = parcel.until;
-            fits && whole && sent && parcel.until > self.taken
-        });
-        let parcels = parcels && self.parcels.len() <= MAX_MESSAGES;
-        let sum = self.letters.iter().try_fold(0usize, |sum, letter| sum.checked_add(letter.len));
-        let letters =
-            self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
-        let short = self.letters.iter().all(|letter| letter.from.is_short());
-        let counts = self.taken < MAX_COUNTER && self.edges < MAX_COUNTER;
-        let sized = (PAGE..=MAX_SOCKET_BYTES).contains(&self.capacity);
-        sized && parcels && letters && short && counts && self.letters.len() <= LETTERS
-    }
-
     /// Adds as many bytes as there is room for, and returns their number.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.room());
@@ -310,6 +298,9 @@ impl Channel {
 pub(crate) struct Channels {
     list: BTreeMap<u64, Channel>,
     next: u64,
+    /// Channels with bytes that are held back.
+    #[serde(skip)]
+    corked: BTreeSet<u64>,
 }
 
 impl Channels {
@@ -334,6 +325,7 @@ impl Channels {
             shut: false,
             reset: false,
             named: false,
+            cork: None,
         };
         self.list.insert(id, channel);
         Some(id)
@@ -415,6 +407,10 @@ impl Channels {
         let count = if writes { &mut channel.writers } else { &mut channel.readers };
         *count = count.saturating_sub(1);
         channel.edges += 1;
+        if channel.writers == 0 || channel.readers == 0 {
+            channel.cork = None;
+            self.corked.remove(&id);
+        }
         let mut lost = Vec::new();
         if channel.readers == 0 {
             lost.extend(channel.parcels());
@@ -430,34 +426,6 @@ impl Channels {
     /// All descriptors that are on their way.
     pub(crate) fn parcels(&self) -> impl Iterator<Item = u64> + '_ {
         self.list.values().flat_map(Channel::parcels)
-    }
-
-    /// The first error of channels from a snapshot, if any: `ends` are all ends that descriptions
-    /// have.
-    pub(crate) fn check(&self, ends: &[(u64, bool)]) -> Result<(), &'static str> {
-        let mut counts: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
-        for &(id, writes) in ends {
-            let count = counts.entry(id).or_default();
-            if writes { count.1 += 1 } else { count.0 += 1 }
-        }
-        let known = counts.keys().all(|id| self.list.contains_key(id));
-        let sound = self.list.iter().all(|(id, channel)| {
-            let (readers, writers) = counts.get(id).copied().unwrap_or_default();
-            // One of its ends may be the caller's, or the host's.
-            let fits = channel.writers == writers + u32::from(channel.end.writes())
-                && channel.readers == readers + u32::from(channel.end.reads());
-            *id < self.next && fits && channel.is_sound()
-        });
-        if known
-            && sound
-            && self.next < MAX_COUNTER
-            && self.list.len() <= CHANNELS
-            && self.is_affordable()
-        {
-            Ok(())
-        } else {
-            Err("its pipes and connections do not fit together")
-        }
     }
 }
 

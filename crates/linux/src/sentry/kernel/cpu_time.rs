@@ -1,11 +1,13 @@
 //! CPU time of guest processes and threads, and timers that count it.
 //!
-//! It is the CPU time of the host processes that run them; the time of the sentry does not count.
-//! All of it counts as user time (`utime`). It is measured from the first call that needs it, at
-//! each switch of processes or threads, so other guests pay nothing. Time before that counts for
-//! the thread that runs then, and time before a reset is dropped.
+//! User time is the CPU time of the host processes that run them, and system time that of the
+//! sentry while it serves their calls. Limits and timers count user time. Both are measured from
+//! the first call that needs them, user time at each switch of processes or threads, so other
+//! guests pay nothing. Time before that counts for the thread that runs then, and time before a
+//! reset is dropped.
 
 mod billing;
+pub(in crate::sentry) mod system;
 
 use crate::resource_numbers;
 use crate::sentry::abi::StructBuilder;
@@ -29,10 +31,12 @@ pub(in crate::sentry) fn is_processor_clock(clock: u64) -> bool {
     clock < 0 || [libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID].contains(&clock)
 }
 
-/// `struct rusage`.
-pub(in crate::sentry) fn usage(spent: u64, most: u64) -> Vec<u8> {
-    let (seconds, micros) = (spent / SECOND, spent % SECOND / 1000);
-    StructBuilder::default().word(seconds).word(micros).zeros(16).word(most >> 10).zeros(104).0
+/// `struct rusage` of user and system time.
+pub(in crate::sentry) fn usage(user: u64, system: u64, most: u64) -> Vec<u8> {
+    let times = [user, system].into_iter().fold(StructBuilder::default(), |bytes, time| {
+        bytes.word(time / SECOND).word(time % SECOND / 1000)
+    });
+    times.word(most >> 10).zeros(104).0
 }
 
 impl ResourceLimits {

@@ -35,6 +35,7 @@ impl Kernel {
     pub(in crate::sentry::kernel) fn drop_ids(&mut self) {
         let processes = &self.processes;
         self.namespaces.users.keep(|id| processes.exists(id));
+        self.system_times.keep(|id| processes.exists(id));
     }
 
     /// The current process with its user and group, the real or the effective ones.

@@ -3,6 +3,7 @@
 mod closing;
 mod holders;
 mod parcels;
+mod sharing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 use crate::sentry::abi::KERNEL_LARGEFILE;
 use crate::sentry::fs::proc_dir::ProcDir;
 use crate::sentry::fs::proc_settings::ProcFile;
+use crate::sentry::kernel::async_files::AsyncFiles;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll_set::EpollSet;
 use crate::sentry::kernel::held_file::{HeldFiles, held_description};
@@ -203,6 +205,8 @@ pub(crate) struct FdTable {
     /// Those of the other processes.
     others: BTreeMap<u32, BTreeMap<u32, Descriptor>>,
     descriptions: BTreeMap<u64, Description>,
+    /// Processes that use the table of another, and those.
+    shared: BTreeMap<u32, u32>,
     /// Descriptors of each description, of all processes and in flight.
     holders: BTreeMap<u64, u32>,
     /// Descriptions that watch files.
@@ -213,6 +217,8 @@ pub(crate) struct FdTable {
     /// Numbers that the current process may have descriptors of.
     room: u32,
     carried: InFlightFds,
+    /// Owners of descriptions and the signals that they get.
+    pub(in crate::sentry) async_files: AsyncFiles,
 }
 
 /// A table taken apart.
@@ -231,6 +237,7 @@ impl FdTable {
         let mut table = Self {
             descriptors,
             others,
+            shared: BTreeMap::new(),
             descriptions: BTreeMap::new(),
             holders: BTreeMap::new(),
             watching: BTreeSet::new(),
@@ -238,6 +245,7 @@ impl FdTable {
             next: 0,
             room: DESCRIPTORS,
             carried: InFlightFds::default(),
+            async_files: AsyncFiles::default(),
         };
         for (number, (open, flags)) in [
             (FileObject::Input, libc::O_RDONLY),
@@ -257,8 +265,9 @@ impl FdTable {
         table
     }
 
-    /// Its parts. The current process is `own`.
+    /// Its parts. The current process is `own`. Shared descriptors are those of the owner.
     pub(in crate::sentry) fn parts(&self, own: u32) -> FdTableParts<&Description> {
+        let own = self.table_owner(own);
         let all =
             self.others.iter().map(|(&id, list)| (id, list)).chain([(own, &self.descriptors)]);
         let descriptors = all.flat_map(|(id, list)| {
@@ -295,6 +304,7 @@ impl FdTable {
         let mut table = Self {
             descriptors,
             others,
+            shared: BTreeMap::new(),
             descriptions,
             holders,
             watching,
@@ -302,6 +312,7 @@ impl FdTable {
             next,
             room,
             carried,
+            async_files: AsyncFiles::default(),
         };
         table.count_holders();
         (fits && last < next).then_some(table)
@@ -337,6 +348,10 @@ impl FdTable {
         other: Option<u32>,
     ) -> impl Iterator<Item = (u32, u64, &Description)> + '_ {
         let list = match other {
+            // A shared table may be that of the current process.
+            Some(id) if self.is_shared(id) => {
+                Some(self.others.get(&self.table_owner(id)).unwrap_or(&self.descriptors))
+            }
             Some(id) => self.others.get(&id),
             None => Some(&self.descriptors),
         };
@@ -490,6 +505,10 @@ impl FdTable {
 
     /// Has the descriptors of process `to` be the current ones, and keeps those of `from`.
     pub(in crate::sentry) fn switch(&mut self, from: u32, to: u32) {
+        let (from, to) = (self.table_owner(from), self.table_owner(to));
+        if from == to {
+            return;
+        }
         let now = self.others.remove(&to).unwrap_or_default();
         let left = std::mem::replace(&mut self.descriptors, now);
         self.others.insert(from, left);
@@ -504,6 +523,7 @@ impl FdTable {
 
     /// Removes process `id`, which has closed all its descriptors.
     pub(in crate::sentry) fn drop_process(&mut self, id: u32) {
+        self.shared.remove(&id);
         let left = self.others.remove(&id);
         debug_assert!(left.is_none_or(|left| left.is_empty()), "its descriptors are counted");
     }

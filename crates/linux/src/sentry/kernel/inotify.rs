@@ -109,6 +109,11 @@ impl Inotify {
         }
     }
 
+    /// Whether a watch of a directory is for files alone that have a name (`IN_EXCL_UNLINK`).
+    fn excludes_removed(&self, directory: Node) -> bool {
+        self.list.get(&directory).is_some_and(|watch| watch.mask & libc::IN_EXCL_UNLINK != 0)
+    }
+
     pub(in crate::sentry) fn drop_watch(&mut self, node: Node) {
         if let Some(InotifyWatch { number, .. }) = self.list.remove(&node) {
             let (mask, cookie, name) = (libc::IN_IGNORED, 0, Vec::new());

@@ -416,6 +416,7 @@ impl Kernel {
         self.table.fork(id);
         self.namespaces.fork(parent, id);
         self.tunables.fork(parent, id);
+        self.slacks.fork(traits.slack, id);
         self.count_memory();
         Ok(id)
     }
@@ -424,6 +425,9 @@ impl Kernel {
     pub(crate) fn reset_for_exec(&mut self, known: Executable) {
         let state = &mut *self;
         state.give_up_all(Some(state.processes.current.threads.current_id()));
+        let own = state.processes.current_id();
+        state.table.unshare(own);
+        state.shared_parts.end(own);
         state.processes.current.timers.drop_timers();
         let closed = state.table.closing();
         let files = state.locked_files(&closed);
@@ -455,6 +459,8 @@ impl Kernel {
         self.leave_terminal();
         self.semaphores.leave(self.processes.current_id());
         self.named_queues.drop_requests(self.processes.current_id());
+        self.drop_queue_notices();
+        self.table.abandon_shared(self.processes.current_id());
         self.close_all(&self.table.numbers(0, u64::from(u32::MAX)));
         let ProcessInfo { id, parent, group, memory, .. } = self.processes.current.info.clone();
         let (spent, groups) = (self.processes.spent_by(id), self.kept_groups());
@@ -468,6 +474,8 @@ impl Kernel {
         self.table.drop_process(id);
         self.namespaces.leave(id);
         self.tunables.leave(id);
+        self.slacks.leave(id);
+        self.shared_parts.end(id);
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {
@@ -487,6 +495,8 @@ impl Kernel {
         // A parent that ignores SIGCHLD does not wait.
         if !self.disowns() {
             self.processes.ended.insert(id, ExitedProcess { parent, group, status, spent });
+        } else {
+            self.keep_status(id, status);
         }
         self.drop_ids();
         self.send(None, SignalInfo::new(libc::SIGCHLD as u8, code, child, reason as u64));

@@ -116,13 +116,18 @@ impl Kernel {
             FileObject::Epoll(_) => (0, 0),
             FileObject::Pipe { channel, writes } => {
                 let Some(channel) = self.channels.get(*channel) else { return (ERR, 0) };
-                let events = match writes {
+                match writes {
                     true => {
-                        when(channel.is_writable(), OUT) | when(channel.readers == 0, ERR | OUT)
+                        let events = when(channel.is_writable(), OUT)
+                            | when(channel.readers == 0, ERR | OUT);
+                        (events, channel.write_edges())
                     }
-                    false => when(!channel.is_empty(), IN) | when(channel.writers == 0, HUP),
-                };
-                (events, channel.edges)
+                    false => {
+                        let events =
+                            when(!channel.is_empty(), IN) | when(channel.writers == 0, HUP);
+                        (events, channel.read_edges())
+                    }
+                }
             }
             FileObject::Fifo(fifo) => {
                 let Some(channel) = self.channels.get(fifo.channel) else { return (ERR, 0) };
@@ -258,7 +263,10 @@ impl Kernel {
             return true;
         }
         match &wait.reason {
-            WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
+            WaitReason::Futex { .. }
+            | WaitReason::Futexes { .. }
+            | WaitReason::Fifo(_)
+            | WaitReason::Nothing => false,
             WaitReason::Stop => !self.is_about_to_stop(),
             WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
             WaitReason::Semaphores(id, operations) => self.semaphores.is_over(*id, operations),
@@ -433,7 +441,7 @@ impl Kernel {
     fn moments(&self) -> impl Iterator<Item = MonotonicTime> + '_ {
         let threads = self.processes.threads();
         let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
-        waits.chain(self.timers()).chain(self.rings_at())
+        waits.chain(self.timers()).chain(self.rings_at()).chain(self.channels.cork_ends())
     }
 
     /// The moments of timers that descriptors stand for, which belong to no single process.

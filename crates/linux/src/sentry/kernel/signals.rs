@@ -76,6 +76,18 @@ impl SignalInfo {
         u32::from_le_bytes([0, 1, 2, 3].map(|n| self.bytes[at + n]))
     }
 
+    /// The timer that has sent it, and the count of its further expirations.
+    pub(in crate::sentry) fn timer(&self) -> Option<(u32, u32)> {
+        (self.int(8) == libc::SI_TIMER as u32).then(|| (self.int(16), self.int(20)))
+    }
+
+    /// Whether it is refused where the queue is full: a real-time signal with information. Those of
+    /// timers have their own place.
+    fn counts_in_queue(&self) -> bool {
+        const PLAIN: [i32; 3] = [0, libc::SI_KERNEL, libc::SI_TIMER];
+        self.signal >= REAL_TIME && !PLAIN.contains(&(self.int(8) as i32))
+    }
+
     /// The signal information in the frame of a fault.
     pub(in crate::sentry) fn of_frame(signal: u8, frame: &[u8]) -> Self {
         let bytes = frame[INFO..INFO + 32].try_into().expect("it is as long");
@@ -127,6 +139,10 @@ impl PendingSignals {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.list.len()
     }
 
     pub(crate) fn set(&self) -> u64 {

@@ -12,14 +12,19 @@ use afresh_files::{Node, Tree};
 use crate::base::Base;
 use crate::sentry::fs::seals::Seals;
 use crate::sentry::kernel::channels::Channels;
+use crate::sentry::kernel::cpu_time::system::SystemTimes;
+use crate::sentry::kernel::exit_statuses::ExitStatuses;
 use crate::sentry::kernel::fd_table::FdTable;
 use crate::sentry::kernel::file_locks::FileLocks;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process_table::ProcessTable;
 use crate::sentry::kernel::process_tunables::ProcessTunables;
+use crate::sentry::kernel::queue_notices::QueueNotices;
 use crate::sentry::kernel::semaphores::Semaphores;
+use crate::sentry::kernel::shared_parts::SharedParts;
 use crate::sentry::kernel::signals::UNTOUCHABLE;
+use crate::sentry::kernel::timer_slack::DefaultSlacks;
 use crate::sentry::kernel::user_namespaces::UserNamespaces;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::shared_segments::SharedSegments;
@@ -57,10 +62,20 @@ pub(crate) struct Kernel {
     pub(in crate::sentry) semaphores: Semaphores,
     pub(in crate::sentry) queues: MessageQueues,
     pub(in crate::sentry) named_queues: PosixQueues,
+    /// Notices of their messages over sockets.
+    pub(in crate::sentry) queue_notices: QueueNotices,
     pub(in crate::sentry) namespaces: UserNamespaces,
     pub(in crate::sentry) tunables: ProcessTunables,
     /// Lists of mappings that were opened (`/proc/<process>/maps`), and their memories.
     pub(in crate::sentry) map_files: BTreeMap<Node, u32>,
+    /// Timer slacks that processes began with.
+    pub(in crate::sentry) slacks: DefaultSlacks,
+    /// Statuses of reaped processes.
+    pub(in crate::sentry) exits: ExitStatuses,
+    /// System times of processes.
+    pub(in crate::sentry) system_times: SystemTimes,
+    /// Parts that processes share.
+    pub(in crate::sentry) shared_parts: SharedParts,
     /// Resolved host names.
     pub(in crate::sentry) names: ResolvedNames,
     /// Addresses of closed connections.
@@ -131,9 +146,14 @@ impl Kernel {
             semaphores: Semaphores::default(),
             queues: MessageQueues::default(),
             named_queues: PosixQueues::default(),
+            queue_notices: QueueNotices::default(),
             namespaces: UserNamespaces::default(),
             tunables: ProcessTunables::default(),
             map_files: BTreeMap::new(),
+            slacks: DefaultSlacks::default(),
+            exits: ExitStatuses::default(),
+            system_times: SystemTimes::default(),
+            shared_parts: SharedParts::default(),
             names: ResolvedNames::default(),
             closed: Default::default(),
         }

@@ -61,11 +61,16 @@ pub(crate) enum WaitReason {
     Message(u32, WantedMessage),
     /// Time alone, or a signal that interrupts.
     Nothing,
+    /// A wake at any of these words (`futex_waitv`); `order` is the order of the waits.
+    Futexes { words: Vec<FutexKey>, order: u64 },
 }
 
+/// Words that one call may wait at (`FUTEX_WAITV_MAX`).
+pub(in crate::sentry) const MAX_FUTEXES: usize = 128;
+
 /// The word that waiters of a futex wait at, and their wakers name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::sentry) struct FutexKey {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FutexKey {
     /// Its address in the process of the waiter or waker.
     address: u64,
     /// Its file and offset in shared memory, unless the process declares the futex private. Any
@@ -116,6 +121,7 @@ impl WaitReason {
             // Of `select`, for reading and for writing.
             Self::Files(list) => list.len() <= 2 * DESCRIPTORS as usize,
             Self::Semaphores(_, operations) => operations.len() <= MAX_OPERATIONS,
+            Self::Futexes { words, .. } => words.len() <= MAX_FUTEXES,
             _ => true,
         }
     }
@@ -140,12 +146,37 @@ impl Wait {
         Self { reason, until, done: 0, woken: false, held: HeldFiles::new() }
     }
 
-    /// The number of descriptors, or of operations of semaphores, that it waits for.
+    /// Ends the wait at a futex. Of several futexes the number of this one is the result.
+    pub(in crate::sentry) fn wake(&mut self, futex: FutexKey) {
+        self.woken = true;
+        if let WaitReason::Futexes { words, .. } = &self.reason {
+            let at = words.iter().position(|word| futex.is_of(word.address, word.place));
+            self.done = at.unwrap_or_default() as u64;
+        }
+    }
+
+    /// The number of descriptors, futexes, or operations of semaphores that it waits for.
     pub(in crate::sentry) fn items(&self) -> usize {
         match &self.reason {
             WaitReason::Files(list) => list.len(),
             WaitReason::Semaphores(_, operations) => operations.len(),
+            WaitReason::Futexes { words, .. } => words.len(),
             _ => 0,
+        }
+    }
+
+    /// Its place in the order of waits, if it is one for this futex.
+    fn order_at(&self, futex: FutexKey, bits: u32) -> Option<u64> {
+        match &self.reason {
+            _ if self.woken => None,
+            WaitReason::Futex { address, bits: of, order, place } => {
+                (futex.is_of(*address, *place) && of & bits != 0).then_some(*order)
+            }
+            WaitReason::Futexes { words, order } => {
+                let mut words = words.iter();
+                words.any(|word| futex.is_of(word.address, word.place)).then_some(*order)
+            }
+            _ => None,
         }
     }
 }
@@ -327,20 +358,17 @@ impl Threads {
 
     /// Waiters of a futex for any of `bits`, the longest first.
     pub(in crate::sentry) fn waiting(&self, futex: FutexKey, bits: u32) -> Vec<u32> {
-        let mut waiting: Vec<(u64, u32)> = self
-            .list
-            .iter()
-            .filter_map(|(&id, thread)| match &thread.wait {
-                Some(Wait {
-                    reason: WaitReason::Futex { address, bits: of, order, place },
-                    woken: false,
-                    ..
-                }) if futex.is_of(*address, *place) && of & bits != 0 => Some((*order, id)),
-                _ => None,
-            })
-            .collect();
+        let order = |thread: &Thread| thread.wait.as_ref()?.order_at(futex, bits);
+        let all = self.list.iter().filter_map(|(&id, thread)| Some((order(thread)?, id)));
+        let mut waiting: Vec<(u64, u32)> = all.collect();
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Whether a thread waits for one futex, which can become another one.
+    pub(in crate::sentry) fn waits_for_one(&self, id: u32) -> bool {
+        let wait = self.list.get(&id).and_then(|thread| thread.wait.as_ref());
+        wait.is_some_and(|wait| matches!(wait.reason, WaitReason::Futex { .. }))
     }
 
     /// As [`Self::waiting`], and then those whose place is not known.

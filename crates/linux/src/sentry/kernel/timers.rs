@@ -31,7 +31,7 @@ pub(crate) struct PosixTimer {
     pub(in crate::sentry) signal: Option<u8>,
     pub(in crate::sentry) thread: Option<u32>,
     pub(in crate::sentry) value: u64,
-    /// Expirations since the last signal.
+    /// Further expirations that the last signal which was taken stands for.
     pub(in crate::sentry) overrun: u64,
 }
 
@@ -120,6 +120,13 @@ impl Timers {
             }
         }
         rung
+    }
+
+    /// A thread takes the signal of a timer, which stands for `overrun` further expirations.
+    pub(in crate::sentry) fn note_overrun(&mut self, timer: u32, overrun: u32) {
+        if let Some(bell) = self.bells.get_mut(&timer) {
+            bell.overrun = u64::from(overrun).min(MAX_OVERRUN);
+        }
     }
 
     /// Another program starts: only the alarm continues.

@@ -26,7 +26,7 @@ const IFINFO_LEN: usize = 16;
 /// Bytes of a send buffer that no message takes.
 const BUFFER_HEAD: usize = 32;
 /// Number and name of the interface.
-const INDEX: u32 = 1;
+pub(super) const INDEX: u32 = 1;
 const NAME: &[u8] = b"lo\0";
 const MTU: u32 = 65_536;
 /// Up, running, and the loopback.

@@ -39,7 +39,7 @@ const FIRST_SEGMENT: u32 = 536;
 
 /// Options that were set, by level and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SocketOptions(BTreeMap<(i32, i32), Vec<u8>>);
+pub(crate) struct SocketOptions(pub(super) BTreeMap<(i32, i32), Vec<u8>>);
 
 impl SocketOptions {
     pub(in crate::sentry) fn is_sound(&self) -> bool {

@@ -226,6 +226,8 @@ pub(in crate::sentry) struct SentControl<'a> {
     pub(in crate::sentry) rights: &'a [u64],
     /// Whether the sender's credentials are among it.
     pub(in crate::sentry) named: bool,
+    /// Whether more bytes follow, with which these are sent (`MSG_MORE`).
+    pub(in crate::sentry) more: bool,
     /// Hop limit and class of a datagram, which override the options of its socket.
     pub(in crate::sentry) packet: [Option<u8>; 2],
 }

@@ -115,6 +115,7 @@ impl Sentry {
         }
         let IncomingConnection { incoming, outgoing, peer, own, process: mate, .. } = arrival;
         let socket = Socket::connected(local.unwrap_or(own), peer, incoming, outgoing);
+        let options = options.accepted();
         let socket = Socket { family, packets, options, mate, ..socket };
         let added = self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)?;
         if let SyscallControl::Value(number) = added {

@@ -65,6 +65,12 @@ impl Sentry {
         Ok(self.now().saturating_add(wait))
     }
 
+    /// Nanoseconds since `clock` has shown this time; 0 if it has not yet.
+    pub(in crate::sentry) fn late_by(&self, clock: u64, time: Duration) -> SyscallResult<u64> {
+        let now = self.streams.clock.read(clock_of(clock)?);
+        Ok(now.saturating_sub(nanoseconds(time)))
+    }
+
     /// `clock_gettime(2)`: the monotonic clocks stand still while the guest is frozen. `CLOCK_TAI`
     /// and the alarm clocks are `EINVAL`.
     pub(in crate::sentry) fn sys_clock_gettime(

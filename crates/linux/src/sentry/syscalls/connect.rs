@@ -35,6 +35,13 @@ impl Sentry {
     ) -> SyscallResult {
         let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
         let socket = self.socket_of(descriptor)?;
+        let is_stream = socket.own.is_internet() && !socket.is_for_datagrams();
+        if is_stream && matches!(socket.stage, SocketState::Connected { .. } | SocketState::New) {
+            let address = address_in(process, at, len)?;
+            if i32::from(address.family()) == libc::AF_UNSPEC {
+                return self.disconnect(descriptor);
+            }
+        }
         match socket.stage {
             SocketState::New => {}
             SocketState::Reaching { .. } if self.resumed.is_none() && !waits => {
@@ -144,6 +151,26 @@ impl Sentry {
         }
         // A caller that does not wait learns of it later, though it is there already.
         if begun { Err(Errno::INPROGRESS.into()) } else { Ok(ZERO) }
+    }
+
+    /// Breaks the connection of a TCP socket off, which can connect or listen again. It keeps the
+    /// address that the program gave it.
+    fn disconnect(&mut self, descriptor: u64) -> SyscallResult {
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Connected { incoming, outgoing } = socket.stage else { return Ok(ZERO) };
+        let (left, unbound) = (socket.left, Address::loopback(socket.family, 0));
+        let given = Some(socket.given.clone()).filter(|given| given.port() != 0);
+        let state = self.change();
+        if let Some(channel) = outgoing.or(left).and_then(|id| state.channels.get_mut(id)) {
+            channel.reset = true;
+            channel.edges += 1;
+        }
+        incoming.into_iter().for_each(|id| state.leave(id, false));
+        outgoing.into_iter().for_each(|id| state.leave(id, true));
+        let socket = self.socket_mut(descriptor)?;
+        (socket.stage, socket.peer, socket.left) = (SocketState::New, Address::default(), None);
+        (socket.own, socket.connecting) = (given.unwrap_or(unbound), false);
+        Ok(ZERO)
     }
 
     /// Connects a socket of netlink to the kernel, which is its only peer, and gives it a port.

@@ -64,18 +64,22 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `close_range(2)`: `CLOSE_RANGE_UNSHARE` is accepted, and threads still share their
-    /// descriptors.
+    /// `close_range(2)`: after `CLOSE_RANGE_UNSHARE` threads still share their descriptors.
     pub(in crate::sentry) fn sys_close_range(
         &mut self,
         first: u64,
         last: u64,
         flags: u64,
     ) -> SyscallResult {
+        const UNSHARE: u32 = 2;
         const CLOEXEC: u32 = 4;
         let (first, last, flags) = (first as u32, last as u32, flags as u32);
-        if first > last || flags & !(CLOEXEC | 2) != 0 {
+        if first > last || flags & !(CLOEXEC | UNSHARE) != 0 {
             return Err(Errno::INVAL.into());
+        }
+        let own = self.state.processes.current_id();
+        if flags & UNSHARE != 0 && self.state.table.is_shared(own) {
+            self.change().table.unshare(own);
         }
         let numbers = self.state.table.numbers(first.into(), last.into());
         if flags & CLOEXEC != 0 {

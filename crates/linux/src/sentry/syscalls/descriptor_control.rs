@@ -13,13 +13,14 @@ use crate::sentry::kernel::user_namespaces::INITIAL;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::sockets::SocketState;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
+use crate::sentry::syscalls::pidfd::info_len;
 
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
+const F_NOTIFY: i32 = 1026;
 const F_SETOWN_EX: i32 = 15;
 const F_GETOWN_EX: i32 = 16;
-/// `F_OWNER_TID`, `F_OWNER_PID` and `F_OWNER_PGRP`, of `struct f_owner_ex`.
-const OWNER_THREAD: i32 = 0;
+/// `F_OWNER_PID` and `F_OWNER_PGRP`, of `struct f_owner_ex`.
 const OWNER_PROCESS: i32 = 1;
 const OWNER_GROUP: i32 = 2;
 /// Whether two descriptors are of one open file, and whether an open made its file.
@@ -43,8 +44,8 @@ const PATH_COMMANDS: [i32; 7] = [
 ];
 
 impl Sentry {
-    /// `fcntl(2)`: `F_NOTIFY` is `EINVAL`, and `F_SETFL` changes only `O_APPEND` and
-    /// `O_NONBLOCK`. `F_SETSIG` and `O_ASYNC` send a signal for `/dev/afresh/generation` only.
+    /// `fcntl(2)`: `O_ASYNC` sends no signal for standard input. At most 512 open files send
+    /// signals.
     pub(in crate::sentry) fn sys_fcntl(
         &mut self,
         process: &mut Process,
@@ -75,19 +76,7 @@ impl Sentry {
                 Ok(ZERO)
             }
             libc::F_GETFL => Ok(SyscallControl::Value(description.status_flags().into())),
-            libc::F_SETFL => {
-                let signals =
-                    matches!(description.open, FileObject::Device(Device::Generation(_), _));
-                let signals = if signals { libc::O_ASYNC } else { 0 };
-                let may = (libc::O_APPEND | libc::O_NONBLOCK | signals) as u32;
-                let flags = description.flags & !may | value as u32 & may;
-                let description = self.change().table.get_mut(descriptor)?;
-                description.flags = flags;
-                if let FileObject::File(open) = &mut description.open {
-                    open.access.append = flags & libc::O_APPEND as u32 != 0;
-                }
-                Ok(ZERO)
-            }
+            libc::F_SETFL => self.set_status_flags(descriptor, value as u32),
             command @ (libc::F_SETOWN
             | libc::F_GETOWN
             | F_SETSIG
@@ -98,15 +87,19 @@ impl Sentry {
             {
                 self.control_generation(process, descriptor, watch, command, value)
             }
-            libc::F_SETOWN if description.open.is_stream() || description.open.is_standard() => {
-                self.check_owner(value as i32)?;
-                Ok(ZERO)
+            libc::F_SETOWN => self.set_owner(descriptor, value as i32),
+            libc::F_GETOWN => {
+                let owner = self.owner_number(descriptor)?;
+                Ok(SyscallControl::Value(i64::from(owner) as u64))
             }
-            command @ (libc::F_GETOWN | F_SETSIG | F_GETSIG | F_SETOWN_EX | F_GETOWN_EX)
-                if description.open.is_stream() || description.open.is_standard() =>
-            {
-                self.control_unowned(process, command, value)
+            F_SETOWN_EX => self.set_owner_ex(process, descriptor, value),
+            F_GETOWN_EX => self.owner_ex(process, descriptor, value),
+            F_SETSIG => self.set_owner_signal(descriptor, value),
+            F_GETSIG => {
+                let id = self.state.table.id(descriptor)?;
+                Ok(SyscallControl::Value(self.state.table.async_files.of(id).signal.into()))
             }
+            F_NOTIFY => self.watch_directory(descriptor, value as u32),
             F_GETPIPE_SZ | F_SETPIPE_SZ
                 if matches!(description.open, FileObject::Pipe { .. } | FileObject::Fifo(_)) =>
             {
@@ -145,7 +138,8 @@ impl Sentry {
         match request {
             request
                 if matches!(description.open, FileObject::Terminal(_))
-                    && ![ioctl::FIONBIO, ioctl::FIOCLEX, ioctl::FIONCLEX].contains(&request) =>
+                    && ![ioctl::FIONBIO, ioctl::FIOCLEX, ioctl::FIONCLEX, ioctl::FIOASYNC]
+                        .contains(&request) =>
             {
                 self.control_terminal(process, descriptor, request, value)
             }
@@ -156,14 +150,9 @@ impl Sentry {
                 self.change().table.get_mut(descriptor)?.flags = flags;
                 Ok(ZERO)
             }
-            ioctl::FIOASYNC
-                if matches!(description.open, FileObject::Device(Device::Generation(_), _)) =>
-            {
+            ioctl::FIOASYNC => {
                 let on = copy_in(process, value, 4)? != [0; 4];
-                let bit = libc::O_ASYNC as u32;
-                let flags = description.flags & !bit | if on { bit } else { 0 };
-                self.change().table.get_mut(descriptor)?.flags = flags;
-                Ok(ZERO)
+                self.set_async(descriptor, on)
             }
             // There are no urgent data.
             ioctl::SIOCATMARK
@@ -178,22 +167,19 @@ impl Sentry {
                 let control = self.control_interface(process, request, value)?;
                 control.ok_or_else(|| Errno::NOTTY.into())
             }
-            ioctl::FIOASYNC => {
-                let on = copy_in(process, value, 4)? != [0; 4];
-                let takes = description.open.is_stream() || !on;
-                if takes { Ok(ZERO) } else { Err(Errno::NOTTY.into()) }
-            }
             ioctl::FIOSETOWN | ioctl::SIOCSPGRP
                 if matches!(description.open, FileObject::Socket(_)) =>
             {
                 let owner = copy_in(process, value, 4)?;
-                self.check_owner(i32::from_le_bytes([owner[0], owner[1], owner[2], owner[3]]))?;
-                Ok(ZERO)
+                self.set_owner(
+                    descriptor,
+                    i32::from_le_bytes([owner[0], owner[1], owner[2], owner[3]]),
+                )
             }
             ioctl::FIOGETOWN | ioctl::SIOCGPGRP
                 if matches!(description.open, FileObject::Socket(_)) =>
             {
-                copy_out(process, value, &[0; 4])?;
+                copy_out(process, value, &self.owner_number(descriptor)?.to_le_bytes())?;
                 Ok(ZERO)
             }
             ioctl::FIONREAD if let FileObject::Watches(watches) = &description.open => {
@@ -250,6 +236,12 @@ impl Sentry {
             {
                 self.query_mapping(process, *memory, value)
             }
+            request
+                if let (FileObject::Process(id), Some(len)) =
+                    (&description.open, info_len(request)) =>
+            {
+                self.pidfd_info(process, *id, len, value)
+            }
             ioctl::FIOCLEX | ioctl::FIONCLEX => {
                 self.change().table.set_close_on_exec(descriptor, request == ioctl::FIOCLEX)?;
                 Ok(ZERO)
@@ -260,36 +252,12 @@ impl Sentry {
 
     /// Refuses an owner of a descriptor that does not exist: a process, a group if it is negative,
     /// or 0 for none. As in Linux, any number that is in use is one.
-    fn check_owner(&self, owner: i32) -> Result<(), Errno> {
+    pub(in crate::sentry) fn check_owner(&self, owner: i32) -> Result<(), Errno> {
         if owner == i32::MIN {
             return Err(Errno::INVAL);
         }
         let known = owner == 0 || self.state.processes.is_in_use(owner.unsigned_abs());
         if known { Ok(()) } else { Err(Errno::SRCH) }
-    }
-
-    /// The owner and the signal of a stream. It sends no `SIGIO`, so it has neither.
-    fn control_unowned(&self, process: &mut Process, command: i32, value: u64) -> SyscallResult {
-        match command {
-            F_GETOWN_EX => copy_out(process, value, &[0; 8])?,
-            F_SETOWN_EX => {
-                let [kind, id] = int_pair(process, value)?;
-                match kind {
-                    OWNER_THREAD | OWNER_PROCESS | OWNER_GROUP if id < 0 => {
-                        return Err(Errno::SRCH.into());
-                    }
-                    OWNER_THREAD | OWNER_PROCESS => self.check_owner(id)?,
-                    OWNER_GROUP => self.check_owner(-id)?,
-                    _ => return Err(Errno::INVAL.into()),
-                }
-                if id != 0 {
-                    return Err(Errno::INVAL.into());
-                }
-            }
-            F_SETSIG if value != 0 => return Err(Errno::INVAL.into()),
-            _ => {}
-        }
-        Ok(ZERO)
     }
 
     /// The owner and the signal of a descriptor of `/dev/afresh/generation`.
@@ -369,7 +337,7 @@ fn namespace_flag(name: &str) -> u64 {
 }
 
 /// Two numbers of four bytes.
-fn int_pair(process: &Process, address: u64) -> SyscallResult<[i32; 2]> {
+pub(in crate::sentry) fn int_pair(process: &Process, address: u64) -> SyscallResult<[i32; 2]> {
     let bytes = copy_in(process, address, 8)?;
     Ok([0, 4].map(|at| i32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]))))
 }

@@ -475,7 +475,8 @@ impl Sentry {
         }
         let to = self.address_to(process, descriptor, message.name, message.name_len)?;
         let GivenControl { rights, credentials, packet } = &given;
-        let control = SentControl { rights, named: credentials.is_some(), packet: *packet };
+        let named = credentials.is_some();
+        let control = SentControl { rights, named, more: false, packet: *packet };
         self.send_bytes(descriptor, &written, flags, to, control)
     }
 
@@ -509,7 +510,10 @@ impl Sentry {
                     None => self.post_letter(descriptor, bytes, to, control)?,
                 }
             }
-            _ => self.pour_with(descriptor, written, quiet, control)?,
+            _ => {
+                let control = SentControl { more: flags as i32 & libc::MSG_MORE != 0, ..control };
+                self.pour_with(descriptor, written, quiet, control)?
+            }
         };
         match outcome {
             SyscallControl::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done

@@ -10,6 +10,7 @@ use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting, USER_KIND};
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::shared_parts::SharedPart;
 use crate::sentry::kernel::user_namespaces::{ALL_CAPABILITIES, Credentials, INITIAL, SYS_ADMIN};
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallResult, ZERO};
@@ -69,8 +70,14 @@ impl Sentry {
         if !is_single && flags & SHARED != 0 {
             return self.refuse_unknown(libc::SYS_unshare);
         }
+        let id = self.state.processes.current_id();
+        if flags & libc::CLONE_FILES != 0 && self.state.table.is_shared(id) {
+            self.change().table.unshare(id);
+        }
+        if flags & libc::CLONE_FS != 0 {
+            self.change().shared_parts.leave(SharedPart::Directories, id);
+        }
         if flags & libc::CLONE_NEWUSER != 0 {
-            let id = self.state.processes.current_id();
             self.change().enter_new_namespace(id)?;
         }
         Ok(ZERO)

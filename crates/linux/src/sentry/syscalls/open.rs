@@ -264,7 +264,13 @@ impl Sentry {
         flags: i32,
         found: Option<(Node, Arc<[u8]>)>,
     ) -> SyscallResult {
-        let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
+        let mut kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
+        if matches!(open, FileObject::File(_) | FileObject::Device(..)) {
+            kept |= libc::O_DIRECT | libc::O_SYNC | libc::O_NOATIME | libc::O_ASYNC;
+        }
+        if flags & libc::O_PATH != 0 {
+            kept |= libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        }
         let description = Description { found, ..Description::new(open, flags & kept) };
         let close_on_exec = flags & libc::O_CLOEXEC != 0;
         let state = self.change();

@@ -178,6 +178,7 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         self.change().set_root(node)?;
+        self.change().spread_directories();
         Ok(ZERO)
     }
 
@@ -187,6 +188,7 @@ impl Sentry {
         }
         self.state.may(node, SEARCH)?;
         self.change().enter(node)?;
+        self.change().spread_directories();
         Ok(ZERO)
     }
 
@@ -417,6 +419,7 @@ impl Sentry {
     pub(in crate::sentry) fn sys_umask(&mut self, mask: u64) -> SyscallResult {
         let old = self.state.current().umask;
         self.change().current_mut().umask = mask as u32 & 0o777;
+        self.change().spread_directories();
         Ok(SyscallControl::Value(u64::from(old)))
     }
 }

@@ -456,11 +456,25 @@ impl Sentry {
                 put
             })
         };
+        if self.holds_back(descriptor, control.more) {
+            let now = self.now();
+            self.change().channels.hold_back(channel, put, now);
+        } else {
+            self.change().channels.release_cork(channel);
+        }
         let done = done + put as u64;
         if done >= written.len {
             return Ok(SyscallControl::Value(done));
         }
         self.wait_for(descriptor, OUT, done)
+    }
+
+    /// Whether the bytes of a send wait for others: those of TCP, as the call or an option says.
+    fn holds_back(&self, descriptor: u64, more: bool) -> bool {
+        self.socket_of(descriptor).is_ok_and(|socket| {
+            let corked = || socket.options.is_on(libc::IPPROTO_TCP, libc::TCP_CORK);
+            socket.own.is_internet() && (more || corked())
+        })
     }
 
     /// The channel that a connected socket reads.

@@ -10,18 +10,21 @@ use crate::sentry::kernel::poll_events::{IN, OUT};
 use crate::sentry::kernel::posix_queues::{
     ArrivalRequest, MAX_COUNT, MAX_SIZE, PRIORITIES, PosixQueue, is_name,
 };
+use crate::sentry::kernel::queue_notices::{CAME, COOKIE_LEN, QueueNotice};
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, word_in};
+use crate::sentry::net::sockets::NETLINK;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::syscalls::semaphore::check_mode;
 
 /// Bytes of `struct mq_attr`.
 const ATTRIBUTES_LEN: usize = 64;
-/// Ways of `struct sigevent`: by a signal, and not at all.
+/// Ways of `struct sigevent`: by a signal, not at all, and by a thread of the C library.
 const BY_SIGNAL: u32 = 0;
 const NOT_AT_ALL: u32 = 1;
+const BY_THREAD: u32 = 2;
 /// The code of a signal for a message that came (`SI_MESGQ`).
 const OF_QUEUE: i32 = -3;
 
@@ -147,6 +150,7 @@ impl Sentry {
             && let Some(request) = queue.request.take()
         {
             self.notify_arrival(request);
+            self.change().send_queue_notice(id, CAME);
         }
         Ok(ZERO)
     }
@@ -198,7 +202,7 @@ impl Sentry {
         Ok(SyscallControl::Value(taken))
     }
 
-    /// `mq_notify(2)`: by a signal, or not at all. `SIGEV_THREAD` is `EINVAL`.
+    /// `mq_notify(2)`, as on Linux.
     pub(in crate::sentry) fn sys_mq_notify(
         &mut self,
         process: &Process,
@@ -206,6 +210,7 @@ impl Sentry {
         event: u64,
     ) -> SyscallResult {
         let own = self.state.processes.current_id();
+        let mut notice = None;
         let request = match event {
             0 => None,
             event => {
@@ -215,7 +220,17 @@ impl Sentry {
                 let signal = match way {
                     NOT_AT_ALL => None,
                     BY_SIGNAL if (1..=64).contains(&signal) => Some(signal as u8),
-                    // The C library starts a thread for a message over a socket.
+                    BY_THREAD => {
+                        let cookie = copy_in(process, value, COOKIE_LEN)?;
+                        let cookie = cookie.try_into().map_err(|_| Errno::FAULT)?;
+                        let socket = self.socket_of(signal.into())?;
+                        if i32::from(socket.family) != NETLINK {
+                            return Err(Errno::INVAL.into());
+                        }
+                        let socket = self.state.table.id(signal.into())?;
+                        notice = Some(QueueNotice { socket, cookie });
+                        None
+                    }
                     _ => return Err(Errno::INVAL.into()),
                 };
                 Some(ArrivalRequest { process: own, signal, value })
@@ -227,7 +242,12 @@ impl Sentry {
             return Err(Errno::BUSY.into());
         }
         if request.is_some() || held.is_some_and(|held| held.process == own) {
-            self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?.request = request;
+            let state = self.change();
+            state.named_queues.get_mut(id).ok_or(Errno::BADF)?.request = request;
+            state.drop_queue_notices();
+            if let Some(notice) = notice {
+                state.queue_notices.set(id, notice);
+            }
         }
         Ok(ZERO)
     }
@@ -242,6 +262,7 @@ impl Sentry {
                 queue.request = queue.request.filter(|request| request.process != own);
             }
         }
+        self.change().drop_queue_notices();
     }
 
     /// `mq_getsetattr(2)`, as on Linux.

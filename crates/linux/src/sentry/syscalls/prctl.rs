@@ -2,7 +2,7 @@
 
 use crate::platform::Process;
 use crate::sentry::Sentry;
-use crate::sentry::kernel::prctl_state::{CAPABILITIES, SLACK};
+use crate::sentry::kernel::prctl_state::CAPABILITIES;
 use crate::sentry::kernel::process_info::INIT_PID;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::state::Kernel;
@@ -68,7 +68,10 @@ impl Sentry {
             libc::PR_GET_NO_NEW_PRIVS if [arg2, arg3, arg4, arg5] == [0; 4] => {
                 return answer(own.unprivileged.into());
             }
-            libc::PR_SET_TIMERSLACK => new.slack = if value == 0 { SLACK } else { value },
+            libc::PR_SET_TIMERSLACK => {
+                let own = self.state.processes.current_id();
+                new.slack = if value == 0 { self.state.slacks.of(own) } else { value };
+            }
             libc::PR_GET_TIMERSLACK => return answer(own.slack),
             libc::PR_GET_TID_ADDRESS => {
                 let at = self.state.current().threads.current().cleared;

@@ -98,7 +98,7 @@ impl Sentry {
         }
         let new = match (heir, waiting.first()) {
             (Some(wait), Some(&id)) => {
-                wait.woken = true;
+                wait.wake(futex);
                 id | if waiting.len() > 1 || is_shared { WAITERS } else { 0 }
             }
             _ => 0,

@@ -13,6 +13,8 @@ use crate::sentry::kernel::cpu_time;
 use crate::sentry::kernel::fork_request::ForkRequest;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process_info::ChildEvent;
+use crate::sentry::kernel::shared_parts::SharedPart;
+use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::kernel::users::REAL;
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
@@ -34,7 +36,15 @@ const SERVED: i32 = libc::CLONE_VM
     | libc::CLONE_CHILD_SETTID
     | libc::CLONE_CHILD_CLEARTID
     | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_SYSVSEM
+    | CLONE_IO
     | libc::CLONE_NEWUSER;
+/// Its type in `libc` differs.
+const CLONE_IO: i32 = 0x8000_0000_u32 as i32;
 
 /// Options of `wait4`: `WNOHANG`, `WUNTRACED`, `WCONTINUED`, and the kinds of children.
 const WAIT_FLAGS: u32 = 0xe000_000b;
@@ -54,10 +64,12 @@ impl Sentry {
         let waits = flags & libc::CLONE_VFORK != 0;
         let copies = flags & libc::CLONE_VM == 0;
         self.check_namespace_flags(flags)?;
-        // Memory is shared only while the parent waits. The lowest byte is the signal at the
-        // child's end.
-        if flags & !SERVED & !0xff != 0 || !(copies || waits) {
+        // The lowest byte is the signal at the child's end.
+        if flags & !SERVED & !0xff != 0 {
             return self.refuse_unknown(libc::SYS_clone);
+        }
+        if flags & libc::CLONE_SIGHAND != 0 && copies {
+            return Err(Errno::INVAL.into());
         }
         let described = flags & libc::CLONE_PIDFD != 0;
         if described {
@@ -91,6 +103,7 @@ impl Sentry {
         if enters {
             self.change().enter_new_namespace(id)?;
         }
+        self.change().share_parts(id, flags);
         if flags & libc::CLONE_PARENT_SETTID != 0 {
             // As in Linux, a place that cannot be written is the guest's loss.
             let _ = process.write(parent, &id.to_le_bytes())?;
@@ -111,8 +124,9 @@ impl Sentry {
         }))
     }
 
-    /// `clone(2)`: threads, and processes with the flags that `fork`, `vfork` and `posix_spawn`
-    /// use, and in user namespaces. Other flags are `ENOSYS`.
+    /// `clone(2)`: threads share all parts, and processes end with the one that their memory began
+    /// with. Namespaces are those of users. `CLONE_SYSVSEM` and `CLONE_IO` share nothing, and other
+    /// flags are `ENOSYS`.
     pub(in crate::sentry) fn sys_clone(
         &mut self,
         process: &mut Process,
@@ -183,7 +197,7 @@ impl Sentry {
         self.sys_execveat(process, AT_FDCWD, path, (argv, envp), 0)
     }
 
-    /// `wait4(2)`: the usage of a child is its CPU time, all of it user time.
+    /// `wait4(2)`: the usage of a child is its CPU time.
     pub(in crate::sentry) fn sys_wait4(
         &mut self,
         process: &mut Process,
@@ -218,7 +232,8 @@ impl Sentry {
             }
             if usage != 0 {
                 let spent = self.state.processes.spent_by(id);
-                copy_out(process, usage, &cpu_time::usage(spent, 0))?;
+                let system = self.state.system_times.sum_of(id);
+                copy_out(process, usage, &cpu_time::usage(spent, system, 0))?;
             }
             self.forget_news(id);
             return Ok(SyscallControl::Value(id.into()));
@@ -227,13 +242,14 @@ impl Sentry {
             copy_out(process, status, &ended.status.to_le_bytes())?;
         }
         if usage != 0 {
-            copy_out(process, usage, &cpu_time::usage(ended.spent, 0))?;
+            let system = self.state.system_times.sum_of(id);
+            copy_out(process, usage, &cpu_time::usage(ended.spent, system, 0))?;
         }
         self.change().reap_child(id);
         Ok(SyscallControl::Value(id.into()))
     }
 
-    /// `waitid(2)`: the usage of a child is its CPU time, all of it user time.
+    /// `waitid(2)`: the usage of a child is its CPU time.
     pub(in crate::sentry) fn sys_waitid(
         &mut self,
         process: &mut Process,
@@ -301,7 +317,8 @@ impl Sentry {
         }
         if rusage != 0 {
             let spent = self.state.processes.spent_by(id);
-            copy_out(process, rusage, &cpu_time::usage(spent, 0))?;
+            let system = self.state.system_times.sum_of(id);
+            copy_out(process, rusage, &cpu_time::usage(spent, system, 0))?;
         }
         if options & libc::WNOWAIT as u64 == 0 {
             match has_gone {
@@ -333,6 +350,33 @@ impl Sentry {
     pub(in crate::sentry) fn output_source(&self, stream: OutputStream) -> OutputSource {
         let session = self.state.current().info.session;
         OutputSource::new(stream, (session != FIRST).then_some(session))
+    }
+}
+
+impl Kernel {
+    /// Has a new child share parts with the current process, as the flags of `clone` say. It may
+    /// have the same parent instead.
+    fn share_parts(&mut self, child: u32, flags: i32) {
+        let own = self.processes.current_id();
+        if flags & libc::CLONE_PARENT != 0 {
+            let parent = self.processes.current.info.parent;
+            if let Some(info) = self.processes.info_mut(child) {
+                info.parent = parent;
+            }
+        }
+        if flags & libc::CLONE_FILES != 0 {
+            self.table.share_with_child(child, own);
+        }
+        for (flag, part) in [
+            (libc::CLONE_FS, SharedPart::Directories),
+            (libc::CLONE_SIGHAND, SharedPart::Handlers),
+            (CLONE_IO, SharedPart::Io),
+            (libc::CLONE_SYSVSEM, SharedPart::Undo),
+        ] {
+            if flags & flag != 0 {
+                self.shared_parts.share(part, child, own);
+            }
+        }
     }
 }
 

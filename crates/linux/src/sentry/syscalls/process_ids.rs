@@ -5,6 +5,8 @@ use std::cmp::Ordering;
 use rustix::io::Errno;
 
 use crate::sentry::Sentry;
+use crate::sentry::kernel::process_info::INIT_PID;
+use crate::sentry::kernel::shared_parts::SharedPart;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
@@ -13,7 +15,11 @@ use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 const KCMP_FILE: i32 = 0;
 const KCMP_VM: i32 = 1;
 const KCMP_FILES: i32 = 2;
+const KCMP_FS: i32 = 3;
 const KCMP_SYSVSEM: i32 = 6;
+/// The parts that the kinds from [`KCMP_FS`] on compare.
+const SHARED_PARTS: [SharedPart; 4] =
+    [SharedPart::Directories, SharedPart::Handlers, SharedPart::Io, SharedPart::Undo];
 
 impl Sentry {
     /// `getpid(2)`, as on Linux.
@@ -54,6 +60,9 @@ impl Sentry {
     ) -> SyscallResult {
         let processes = &self.state.processes;
         let id = if id == 0 { processes.current_id() } else { id as u32 };
+        if id == INIT_PID {
+            return Ok(SyscallControl::Value(INIT_PID.into()));
+        }
         let info = processes.info(id).ok_or(Errno::SRCH)?;
         Ok(SyscallControl::Value(if session { info.session } else { info.group }.into()))
     }
@@ -122,7 +131,11 @@ impl Sentry {
         let pair = match kind as i32 {
             KCMP_FILE => [open(first, index)?, open(second, other_index)?],
             KCMP_VM => [memory(first), memory(second)].map(Option::unwrap_or_default),
-            KCMP_FILES..=KCMP_SYSVSEM => [first, second].map(u64::from),
+            KCMP_FILES => [first, second].map(|id| self.state.table.table_owner(id).into()),
+            kind @ KCMP_FS..=KCMP_SYSVSEM => {
+                let part = SHARED_PARTS[(kind - KCMP_FS) as usize];
+                [first, second].map(|id| self.state.shared_parts.group(part, id).into())
+            }
             _ => return Err(Errno::INVAL.into()),
         };
         let order = match pair[0].cmp(&pair[1]) {
@@ -136,7 +149,7 @@ impl Sentry {
 
 impl Kernel {
     /// The living process that a number means, which may be that of a thread.
-    fn home_of_thread(&self, id: u32) -> Option<u32> {
+    pub(in crate::sentry) fn home_of_thread(&self, id: u32) -> Option<u32> {
         if self.processes.lives(id) {
             return Some(id);
         }

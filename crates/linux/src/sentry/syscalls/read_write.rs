@@ -218,7 +218,7 @@ impl Sentry {
         ) {
             return self.see_generation(descriptor);
         }
-        if self.state.watchers > 0
+        if self.state.is_watched()
             && len > 0
             && let FileObject::File(open) = &self.state.table.get(descriptor)?.open
         {
@@ -511,7 +511,7 @@ impl Sentry {
                     Some(at) => open.write_at(tree, at, bytes, now)?,
                     None => open.write(tree, bytes, now)?,
                 };
-                if self.state.watchers > 0 {
+                if self.state.is_watched() {
                     let found = self.state.table.get(descriptor)?.found.clone();
                     self.change().notify_found(node, found.as_ref(), libc::IN_MODIFY);
                 }

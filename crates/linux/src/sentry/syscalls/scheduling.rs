@@ -7,6 +7,7 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::prctl_state::PrctlState;
+use crate::sentry::kernel::process_info::INIT_PID;
 use crate::sentry::kernel::users::REAL;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
@@ -46,16 +47,26 @@ impl Sentry {
         if id == 0 || state.processes.current.threads.get(id as u32).is_some() {
             return Ok(state.processes.current_id());
         }
+        if id as u32 == INIT_PID {
+            return Ok(INIT_PID);
+        }
         state.processes.info(id as u32).map(|info| info.id).ok_or(Errno::SRCH)
     }
 
     /// As [`Self::scheduled`]. Refuses a process of another user.
     fn schedulable(&self, id: u64) -> Result<u32, Errno> {
         let process = self.scheduled(id)?;
-        if self.state.may_schedule(process) { Ok(process) } else { Err(Errno::PERM) }
+        if process != INIT_PID && self.state.may_schedule(process) {
+            Ok(process)
+        } else {
+            Err(Errno::PERM)
+        }
     }
 
     fn traits_of(&self, process: u32) -> Result<PrctlState, Errno> {
+        if process == INIT_PID {
+            return Ok(PrctlState::default());
+        }
         self.state.processes.info(process).map(|info| info.traits).ok_or(Errno::SRCH)
     }
 
@@ -133,10 +144,15 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let priority = int_in(process, parameters)?;
-        let target = self.schedulable(id)?;
+        let target = self.scheduled(id)?;
         // Whether children have it, too, which they do here.
         let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
-        check_policy(policy, priority)?;
+        // Linux looks at the policy before the user.
+        let allowed = check_policy(policy, priority);
+        if allowed != Err(Errno::INVAL) {
+            self.schedulable(id)?;
+        }
+        allowed?;
         self.change_traits(target, |traits| traits.policy = policy as u8);
         Ok(ZERO)
     }

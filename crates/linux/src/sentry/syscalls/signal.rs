@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use crate::platform::{Process, Register};
 use crate::sentry::Sentry;
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::process_info::INIT_PID;
 use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
 use crate::sentry::kernel::threads::NO_STACK;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
@@ -18,6 +19,9 @@ const TO_THREAD: i32 = -6;
 impl Sentry {
     /// `kill(2)`, as on Linux.
     pub(in crate::sentry) fn sys_kill(&mut self, target: u64, number: u64) -> SyscallResult {
+        if target as u32 == INIT_PID {
+            return self.signal_init(number);
+        }
         let processes = &self.state.processes;
         let own = processes.current_id();
         let targets = match target as i32 {
@@ -213,6 +217,7 @@ impl Sentry {
             current.pending.drop_all(signal as u8);
             current.threads.values_mut().for_each(|t| t.pending.drop_all(signal as u8));
         }
+        self.change().spread_action(signal);
     }
 
     /// `rt_sigprocmask(2)`, as on Linux.

@@ -97,11 +97,7 @@ impl Sentry {
         let mut done = 0;
         for &(to, len) in pieces {
             for at in 0..len / SIGINFO_LEN as u64 {
-                let state = self.change();
-                let own = state.processes.current.threads.current_mut().pending.take(set);
-                let Some(info) = own.or_else(|| state.processes.current.pending.take(set)) else {
-                    break;
-                };
+                let Some(info) = self.change().take_signal(set) else { break };
                 match copy_out(
                     process,
                     to.wrapping_add(at * SIGINFO_LEN as u64),

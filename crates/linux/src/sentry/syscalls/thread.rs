@@ -27,7 +27,7 @@ const LOCK_PI: i32 = 6;
 const UNLOCK_PI: i32 = 7;
 const TRYLOCK_PI: i32 = 8;
 const LOCK_PI2: i32 = 13;
-const PRIVATE: i32 = 128;
+pub(in crate::sentry) const PRIVATE: i32 = 128;
 const REALTIME: i32 = 256;
 
 /// Whether an operation of `futex` waits for a lock.
@@ -141,7 +141,7 @@ impl Sentry {
             let threads = &mut self.change().current_mut().threads;
             for id in &waiting[..woken] {
                 if let Some(wait) = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut()) {
-                    wait.woken = true;
+                    wait.wake(futex);
                 }
             }
         }
@@ -149,7 +149,7 @@ impl Sentry {
     }
 
     /// The futex whose word is at `address`, if the call has these flags.
-    fn futex_at(&self, address: u64, flags: i32) -> FutexKey {
+    pub(in crate::sentry) fn futex_at(&self, address: u64, flags: i32) -> FutexKey {
         match flags & PRIVATE {
             0 => self.shared_futex(address),
             _ => FutexKey::private(address),
@@ -176,7 +176,7 @@ impl Sentry {
         for threads in self.change().processes.other_threads_mut() {
             for id in threads.waiting(futex, bits).into_iter().take(left) {
                 if let Some(wait) = threads.get_mut(id).and_then(|thread| thread.wait.as_mut()) {
-                    wait.woken = true;
+                    wait.wake(futex);
                     left -= 1;
                 }
             }
@@ -198,7 +198,8 @@ impl Sentry {
         }
         let mut moved = 0;
         for threads in self.change().processes.other_threads_mut() {
-            let waiting = threads.waiting(from, u32::MAX);
+            let mut waiting = threads.waiting(from, u32::MAX);
+            waiting.retain(|id| threads.waits_for_one(*id));
             let part = &waiting[..waiting.len().min(most - moved)];
             requeue(threads, part, to);
             moved += part.len();
@@ -266,7 +267,9 @@ impl Sentry {
                 let from = self.futex_at(uaddr, futex_op);
                 let to = self.futex_at(uaddr2, futex_op).place;
                 let woken = self.wake(from, val as u32, u32::MAX);
-                let waiting = self.state.current().threads.waiting_here(from, u32::MAX);
+                let threads = &self.state.current().threads;
+                let mut waiting = threads.waiting_here(from, u32::MAX);
+                waiting.retain(|id| threads.waits_for_one(*id));
                 let most = timeout as u32 as usize;
                 let moved = waiting.len().min(most);
                 requeue(&mut self.change().current_mut().threads, &waiting[..moved], (uaddr2, to));
@@ -338,15 +341,13 @@ impl Sentry {
         let set = word_in(process, set)? & !crate::sentry::kernel::signals::UNTOUCHABLE;
         let pending = self.state.current().threads.current().pending.set()
             | self.state.current().pending.set();
-        if pending & set != 0 {
-            let state = self.change();
-            let own = state.processes.current.threads.current_mut().pending.take(set);
-            if let Some(taken) = own.or_else(|| state.processes.current.pending.take(set)) {
-                if info != 0 {
-                    copy_out(process, info, &taken.all())?;
-                }
-                return Ok(SyscallControl::Value(taken.signal.into()));
+        if pending & set != 0
+            && let Some(taken) = self.change().take_signal(set)
+        {
+            if info != 0 {
+                copy_out(process, info, &taken.all())?;
             }
+            return Ok(SyscallControl::Value(taken.signal.into()));
         }
         let until = match (&self.resumed, timeout) {
             (Some(wait), _) => wait.until,

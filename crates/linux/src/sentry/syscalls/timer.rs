@@ -189,9 +189,17 @@ impl Sentry {
             let now = self.timer_now(process, bell.clock)?;
             copy_out(process, old, &times(bell.every, bell.left(now)))?;
         }
+        let (mut at, mut times) = (at, 0);
+        if absolute && every > 0 && !first.is_zero() && !is_processor_clock(bell.clock) {
+            // It counts from the moment that is past.
+            let late = self.late_by(bell.clock, first)?;
+            times = if late > 0 { late / every + 1 } else { 0 };
+            at = at.map(|at| if late > 0 { at.saturating_add(every - late % every) } else { at });
+        }
         let id = id & u64::from(u32::MAX);
-        *self.change().current_mut().timers.get_mut(id)? =
-            PosixTimer { at, every, overrun: 0, ..bell };
+        let state = self.change();
+        *state.current_mut().timers.get_mut(id)? = PosixTimer { at, every, overrun: 0, ..bell };
+        state.ring_late(id as u32, times);
         Ok(ZERO)
     }
 

@@ -38,8 +38,7 @@ impl Sentry {
         }
     }
 
-    /// `inotify_add_watch(2)`: changes by the host and writes through mappings are not reported,
-    /// and `IN_EXCL_UNLINK` changes nothing.
+    /// `inotify_add_watch(2)`: changes by the host and writes through mappings are not reported.
     pub(in crate::sentry) fn sys_inotify_add_watch(
         &mut self,
         process: &Process,
@@ -66,7 +65,7 @@ impl Sentry {
         self.state.may(node, READ)?;
         let all = self.state.all_watches();
         let watches = self.watches(set)?;
-        let kept = mask & (libc::IN_ALL_EVENTS | libc::IN_ONESHOT);
+        let kept = mask & (libc::IN_ALL_EVENTS | libc::IN_ONESHOT | libc::IN_EXCL_UNLINK);
         if let Some(watch) = watches.list.get_mut(&node) {
             if makes {
                 return Err(Errno::EXIST.into());

@@ -56,6 +56,11 @@ impl Kernel {
         }
     }
 
+    /// Adds system time to the current process.
+    pub(crate) fn spend_system(&mut self, time: u64) {
+        self.system_times.spend(self.processes.current_id(), time);
+    }
+
     /// Adds CPU time to the current process and its current thread.
     pub(crate) fn spend(&mut self, spent: u64) {
         let own = &mut self.processes.current.info;

@@ -38,6 +38,7 @@ impl FdTable {
         }
         self.holders.remove(&id);
         self.watching.remove(&id);
+        self.async_files.remove(id);
         self.descriptions.remove(&id)
     }
 

@@ -62,6 +62,14 @@ impl FdTable {
         (numbers, cut)
     }
 
+    /// A further descriptor of the current process for an open description, closed on `exec`.
+    pub(in crate::sentry) fn describe(&mut self, description: u64) -> Result<u32, Errno> {
+        let number = self.free(0)?;
+        self.descriptors.insert(number, Descriptor { description, close_on_exec: true });
+        self.hold(description);
+        Ok(number)
+    }
+
     /// Drops a message in flight, and returns the objects that it closed.
     pub(in crate::sentry) fn drop_parcel(&mut self, parcel: u64) -> Vec<Description> {
         let list = self.carried.take(parcel);

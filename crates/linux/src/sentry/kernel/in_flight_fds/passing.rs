@@ -17,6 +17,7 @@ impl Kernel {
                 FileObject::File(open) | FileObject::Device(_, open) => self.tree.close(open),
                 FileObject::Terminal(end) => self.close_terminal(end),
                 FileObject::Queue(id) => self.named_queues.leave(id),
+                FileObject::Process(id) => self.drop_status(id),
                 open => {
                     if let FileObject::Fifo(fifo) = &open {
                         self.tree.close(fifo.open.clone());

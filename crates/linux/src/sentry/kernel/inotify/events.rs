@@ -5,13 +5,28 @@ use std::sync::Arc;
 use afresh_files::{Kind, Node, ResolvedName};
 
 use super::{Inotify, MAX_INSTANCES, WATCHES};
+use crate::sentry::kernel::async_files::{
+    DN_ACCESS, DN_ATTRIB, DN_CREATE, DN_DELETE, DN_MODIFY, DN_RENAME,
+};
 use crate::sentry::kernel::fd_table::Description;
 use crate::sentry::kernel::state::Kernel;
+
+/// The event of a directory (`DN_…`) that a change of a file in it is.
+fn directory_event(mask: u32) -> u32 {
+    let events =
+        [(libc::IN_ACCESS, DN_ACCESS), (libc::IN_MODIFY, DN_MODIFY), (libc::IN_ATTRIB, DN_ATTRIB)];
+    events.iter().filter(|(of, _)| mask & of != 0).fold(0, |all, (_, event)| all | event)
+}
 
 impl Kernel {
     /// Notifies all watchers.
     fn for_each(&mut self, each: impl FnMut(&mut Inotify)) {
         self.table.for_each_watching(each);
+    }
+
+    /// Whether changes of files are reported to a descriptor.
+    pub(in crate::sentry) fn is_watched(&self) -> bool {
+        self.watchers > 0 || self.table.async_files.has_noticed()
     }
 
     fn kind_bit(&self, node: Node) -> u32 {
@@ -31,14 +46,23 @@ impl Kernel {
         found: Option<&(Node, Arc<[u8]>)>,
         mask: u32,
     ) {
-        if self.watchers == 0 {
+        if !self.is_watched() {
             return;
         }
         let mask = mask | self.kind_bit(node);
-        let found = found.filter(|(above, name)| self.tree.lookup(*above, name) == Ok(node));
-        let name = self.tree.name(node).or_else(|| found.cloned());
+        let known = self.tree.name(node);
+        // A file without names is still one of the directory where it was opened.
+        let removed = known.is_none() && self.tree.stat(node).is_ok_and(|stat| stat.links == 0);
+        let found =
+            found.filter(|(above, name)| removed || self.tree.lookup(*above, name) == Ok(node));
+        let name = known.or_else(|| found.cloned());
+        for directory in name.iter().map(|(above, _)| *above).chain([node]) {
+            self.notice_directory(directory, directory_event(mask));
+        }
         self.for_each(|watches| {
-            if let Some((above, name)) = &name {
+            if let Some((above, name)) = &name
+                && !(removed && watches.excludes_removed(*above))
+            {
                 watches.happened(*above, mask, 0, name);
             }
             watches.happened(node, mask, 0, b"");
@@ -47,17 +71,19 @@ impl Kernel {
 
     /// A name was made.
     pub(in crate::sentry) fn notify_created(&mut self, place: &ResolvedName) {
-        if self.watchers == 0 {
+        if !self.is_watched() {
             return;
         }
         let Ok(node) = self.tree.lookup(place.directory, &place.name) else { return };
+        self.notice_directory(place.directory, DN_CREATE);
         let mask = libc::IN_CREATE | self.kind_bit(node);
         self.for_each(|watches| watches.happened(place.directory, mask, 0, &place.name));
     }
 
     /// A name was removed, which was a directory's or not.
     pub(in crate::sentry) fn notify_removed(&mut self, place: &ResolvedName) {
-        let (Some((node, kind)), 1..) = (place.found, self.watchers) else { return };
+        let (Some((node, kind)), true) = (place.found, self.is_watched()) else { return };
+        self.notice_directory(place.directory, DN_DELETE);
         let bit = if kind == Kind::Directory { libc::IN_ISDIR } else { 0 };
         self.notify_unnamed(node, kind, |watches| {
             watches.happened(place.directory, libc::IN_DELETE | bit, 0, &place.name);
@@ -87,7 +113,7 @@ impl Kernel {
         to: &ResolvedName,
         exchanged: bool,
     ) {
-        if self.watchers == 0 {
+        if !self.is_watched() {
             return;
         }
         let ways = [(from, to), (to, from)];
@@ -99,6 +125,11 @@ impl Kernel {
             let bit = if kind == Kind::Directory { libc::IN_ISDIR } else { 0 };
             self.moves = self.moves % (u32::MAX - 1) + 1;
             let cookie = self.moves;
+            self.notice_directory(from.directory, DN_DELETE);
+            self.notice_directory(to.directory, DN_CREATE);
+            if from.directory == to.directory {
+                self.notice_directory(from.directory, DN_RENAME);
+            }
             self.for_each(|watches| {
                 watches.happened(from.directory, libc::IN_MOVED_FROM | bit, cookie, &from.name);
                 watches.happened(to.directory, libc::IN_MOVED_TO | bit, cookie, &to.name);

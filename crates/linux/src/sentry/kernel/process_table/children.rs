@@ -89,12 +89,15 @@ impl Kernel {
         let spent = self.processes.spent_by(id);
         let info = &mut self.processes.current.info;
         info.children = info.children.saturating_add(spent);
+        self.system_times.reap(self.processes.current_id(), id);
         self.reap(id);
     }
 
     /// Removes a process that has ended.
     pub(crate) fn reap(&mut self, id: u32) {
-        self.processes.ended.remove(&id);
+        if let Some(ended) = self.processes.ended.remove(&id) {
+            self.keep_status(id, ended.status);
+        }
         self.drop_ids();
     }
 }

@@ -1,6 +1,7 @@
 //! Signals that are sent, and their delivery to threads.
 
 use super::{DefaultAction, REAL_TIME, SignalAction, SignalInfo, UNTOUCHABLE, bit};
+use crate::resource_numbers::RLIMIT_SIGPENDING;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::state::Kernel;
@@ -77,6 +78,29 @@ impl Process {
 }
 
 impl Kernel {
+    /// Has the current thread take the lowest of its signals in `set`. That of a timer has the
+    /// timer's count of expirations.
+    pub(in crate::sentry) fn take_signal(&mut self, set: u64) -> Option<SignalInfo> {
+        let Process { threads, pending, timers, .. } = &mut self.processes.current;
+        let info = threads.current_mut().pending.take(set).or_else(|| pending.take(set))?;
+        if let Some((timer, overrun)) = info.timer() {
+            timers.note_overrun(timer, overrun);
+        }
+        Some(info)
+    }
+
+    /// Whether the pending signals of all processes leave room for one more of process `id`
+    /// (`RLIMIT_SIGPENDING`).
+    fn has_signal_room(&self, id: u32) -> bool {
+        let limits = self.processes.info(id).map(|info| &info.limits);
+        let limit = limits.and_then(|limits| limits.get(RLIMIT_SIGPENDING));
+        limit.is_none_or(|(soft, _)| {
+            let own = self.processes.iter().map(|process| process.pending.len());
+            let threads = self.processes.threads().map(|(_, thread)| thread.pending.len());
+            (own.chain(threads).sum::<usize>() as u64) < soft
+        })
+    }
+
     pub(in crate::sentry) fn fate(&self, signal: u8) -> DefaultAction {
         self.processes.current.fate(signal)
     }
@@ -184,6 +208,9 @@ impl Kernel {
         to: Option<u32>,
         info: SignalInfo,
     ) -> bool {
+        if info.counts_in_queue() && !self.has_signal_room(id) {
+            return false;
+        }
         let Some(process) = self.processes.get_mut(id) else { return true };
         match i32::from(info.signal) {
             libc::SIGCONT => {

@@ -36,26 +36,32 @@ impl Kernel {
             }
         }
         for (id, signal, thread, value, times) in sent {
-            if thread.is_some_and(|thread| self.processes.current.threads.get(thread).is_none()) {
-                continue;
-            }
-            let threads =
-                self.processes.current.threads.values_mut().map(|thread| &mut thread.pending);
-            let mut all = threads.chain([&mut self.processes.current.pending]);
-            // One that is on its way counts the others.
-            let on_its_way = all.find_map(|pending| pending.overran(id, times));
-            drop(all);
-            let overrun = match on_its_way {
-                Some(overrun) => overrun,
-                None => {
-                    let overrun = (times - 1).min(MAX_OVERRUN);
-                    self.send(thread, SignalInfo::of_timer(signal, id, overrun as u32, value));
-                    overrun
-                }
-            };
-            if let Some(bell) = self.processes.current.timers.bells.get_mut(&id) {
-                bell.overrun = overrun.min(MAX_OVERRUN);
-            }
+            self.expire(id, signal, thread, value, times);
+        }
+    }
+
+    /// The signal of a timer that has run out `times` times. One that is pending counts the others.
+    fn expire(&mut self, id: u32, signal: u8, thread: Option<u32>, value: u64, times: u64) {
+        if thread.is_some_and(|thread| self.processes.current.threads.get(thread).is_none()) {
+            return;
+        }
+        let threads = self.processes.current.threads.values_mut().map(|thread| &mut thread.pending);
+        let mut all = threads.chain([&mut self.processes.current.pending]);
+        let is_pending = all.any(|pending| pending.overran(id, times).is_some());
+        drop(all);
+        if is_pending {
+            return;
+        }
+        let overrun = (times - 1).min(MAX_OVERRUN);
+        self.send(thread, SignalInfo::of_timer(signal, id, overrun as u32, value));
+    }
+
+    /// A timer was set that would have run out `times` times before now: it sends its signal at
+    /// once.
+    pub(in crate::sentry) fn ring_late(&mut self, id: u32, times: u64) {
+        let Ok(bell) = self.processes.current.timers.get(id.into()) else { return };
+        if let (Some(signal), 1..) = (bell.signal, times) {
+            self.expire(id, signal, bell.thread, bell.value, times);
         }
     }
 }

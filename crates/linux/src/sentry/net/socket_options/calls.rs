@@ -13,7 +13,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::net::option_rules::{encode_option, first_value};
-use crate::sentry::net::sockets::{NETLINK, NETLINK_BUFFER, Socket, SocketState};
+use crate::sentry::net::sockets::{Address, NETLINK, NETLINK_BUFFER, Socket, SocketState};
 use crate::sentry::result::{SyscallResult, ZERO};
 
 /// Time limits with 64-bit seconds, which the older ones have here as well.
@@ -78,6 +78,19 @@ impl Sentry {
         if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) && socket.own.port() != 0 {
             return Err(Errno::INVAL.into());
         }
+        let (streams, number) = (!socket.is_for_datagrams(), value.first_chunk());
+        if level == libc::IPPROTO_IP && streams {
+            let mut options = socket.options.clone();
+            if let Some(changed) = options.change_groups(name, &value) {
+                changed?;
+                self.socket_mut(fd)?.options = options;
+                return Ok(ZERO);
+            }
+        }
+        if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
+            let family = number.copied().map(i32::from_le_bytes).ok_or(Errno::INVAL)?;
+            return self.change_family(fd, family);
+        }
         let value = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => encode_size(name, &value)?,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
@@ -103,7 +116,42 @@ impl Sentry {
         options.insert((level, name), value);
         let description = self.state.table.id(fd)?;
         self.change().heed_options(description);
+        if level == libc::IPPROTO_TCP && [libc::TCP_CORK, libc::TCP_NODELAY].contains(&name) {
+            self.send_held_back(fd)?;
+        }
         Ok(ZERO)
+    }
+
+    /// Makes a connection of IPv6 that leads to an IPv4 address one of IPv4 (`IPV6_ADDRFORM`).
+    fn change_family(&mut self, descriptor: u64, family: i32) -> SyscallResult {
+        let socket = self.socket_mut(descriptor)?;
+        if family != libc::AF_INET {
+            return Err(Errno::INVAL.into());
+        }
+        if !socket.is_connected() {
+            return Err(Errno::NOTCONN.into());
+        }
+        let ends = [&socket.own, &socket.peer].map(|end| Some((end.destination()?, end.port())));
+        let [Some(own), Some(peer)] = ends else { return Err(Errno::ADDRNOTAVAIL.into()) };
+        if !own.0.is_ipv4() || !peer.0.is_ipv4() {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        socket.family = family as u16;
+        let [own, peer] = [own, peer].map(|(ip, port)| Address::of_ip(family as u16, ip, port));
+        (socket.own, socket.peer, socket.given) = (own, peer, Address::default());
+        Ok(ZERO)
+    }
+
+    /// Sends bytes that a connection holds back, unless it still has to (`TCP_CORK`).
+    fn send_held_back(&mut self, descriptor: u64) -> SyscallResult<()> {
+        let socket = self.socket_of(descriptor)?;
+        let corked = socket.options.is_on(libc::IPPROTO_TCP, libc::TCP_CORK);
+        if let SocketState::Connected { outgoing: Some(outgoing), .. } = socket.stage
+            && !corked
+        {
+            self.change().channels.release_cork(outgoing);
+        }
+        Ok(())
     }
 
     /// The pending error, which is cleared.
