@@ -3,6 +3,7 @@
 //! Its threads take turns in the one thread that its process has: when one waits, when it gives
 //! way, and when others are ready and its time is over.
 
+mod caller_input;
 mod caller_polls;
 mod cpu_budget;
 mod scheduler;
@@ -20,7 +21,9 @@ use crate::limits::POLL_INTERVAL;
 use crate::platform::{
     Call, Continuation, Event, PlatformError, StubCommands, Trap, is_taken_for_restart,
 };
-use crate::sentry::{Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl};
+use crate::sentry::{
+    Change, End, InputSource, ReadySets, Sentry, SignalDelivery, SyscallControl, TracedEntry,
+};
 use crate::start_turn::StartTurn;
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
@@ -135,13 +138,22 @@ impl Guest {
                 }
                 Event::Interrupted => {
                     self.body.process.leave_inside(false)?;
-                    self.take_turns(deadline)?
+                    match self.stop_traced()? {
+                        Some(end) => {
+                            self.outlive(Some(StopReason::End(end, Trap::Stub)), deadline)?
+                        }
+                        None => self.take_turns(deadline)?,
+                    }
                 }
                 Event::Fault(signal) => {
                     // The call reports an address that it cannot use.
                     let steps = signal == libc::SIGTRAP;
                     let called = self.body.process.leave_inside(steps)? && !steps;
                     let served = |guest: &mut Self| {
+                        if guest.sentry.is_traced() {
+                            guest.sentry.fault_traced(&mut guest.body.process, signal);
+                            return Ok(None);
+                        }
                         guest.sentry.served_fault(&mut guest.body.process, signal)
                     };
                     match if called || self.opens_block(signal)? { None } else { served(self)? } {
@@ -178,7 +190,11 @@ impl Guest {
         self.sentry.deadline = Some(deadline);
         loop {
             self.sentry.pump();
-            let mut control = self.serve_open(&mut call)?;
+            let mut control = match self.enter_traced(&mut call)? {
+                TracedEntry::Serves => self.serve_open(&mut call)?,
+                TracedEntry::Stops => SyscallControl::Gone,
+                TracedEntry::Skips(value) => SyscallControl::Value(value as u64),
+            };
             self.sentry.leave_held(&mut control);
             self.sentry.note_call(&mut self.body.inside, &call, &control);
             match control {
@@ -229,6 +245,7 @@ impl Guest {
                 SyscallControl::Yield => self.body.process.set_result(0),
                 SyscallControl::Gone => {}
                 SyscallControl::Exec(command) => return self.exec(*command, deadline),
+                SyscallControl::Trace(request) => return self.trace(&call, *request),
                 SyscallControl::Peer(copy) => return self.copy_peer(&call, &copy, deadline),
                 SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
@@ -266,7 +283,10 @@ impl Guest {
     /// Whether the current thread has to enter the stub: for a signal, a stop, or because its turn
     /// is over.
     fn is_due(&mut self) -> bool {
-        self.sentry.has_signal() || self.sentry.state.is_to_stop() || self.turn_is_over()
+        self.sentry.is_traced()
+            || self.sentry.has_signal()
+            || self.sentry.state.is_to_stop()
+            || self.turn_is_over()
     }
 
     /// Has the guest make its own call `id`, which is the only order of `change`.
@@ -305,6 +325,9 @@ impl Guest {
 
     /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.
     pub(crate) fn go_on(&mut self) -> Result<Option<StopReason>, PlatformError> {
+        if self.sentry.is_traced() {
+            return self.go_on_traced();
+        }
         if self.sentry.has_signal()
             && let SignalDelivery::Ends(end) =
                 self.sentry.served_signals(&mut self.body.process, false)?
@@ -322,6 +345,10 @@ impl Guest {
 
     /// Has calls be answered inside while the guest runs.
     fn give_answers(&mut self) {
+        if self.sentry.is_traced() {
+            // Its tracer sees each call.
+            return;
+        }
         self.sentry.give_answers(&mut self.body.inside, &mut self.body.process);
     }
 
@@ -331,7 +358,7 @@ impl Guest {
     }
 
     /// Makes a thread the one that is in the stub.
-    fn switch(&mut self, id: u32) {
+    pub(crate) fn switch(&mut self, id: u32) {
         if self.sentry.state.current().threads.current_id() == id {
             return;
         }
@@ -387,6 +414,9 @@ impl Guest {
             self.switch(id);
             self.begin_slice();
             let Some(wait) = self.sentry.state.current().threads.current().wait.clone() else {
+                if self.sentry.takes_held_call() {
+                    return Ok(NextStep::Calls(self.body.process.call()));
+                }
                 return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
             };
             let mut sets = ReadySets::default();
@@ -407,7 +437,7 @@ impl Guest {
                     return Ok(self.go_on()?.map_or(NextStep::Runs, NextStep::Halts));
                 }
                 // An ignored signal does not wake it.
-                SignalDelivery::Nothing => self.sentry.resumed = None,
+                SignalDelivery::Nothing | SignalDelivery::Stops => self.sentry.resumed = None,
             }
         }
     }
@@ -491,89 +521,6 @@ impl Guest {
                         && !http::is_whole(&streams.input, &streams.output)
                 }
             }
-    }
-
-    /// Passes the caller's input (nothing is the end of its input), if it calls, after `orders`,
-    /// and lets the guest continue from its wait.
-    pub(crate) fn resume(
-        &mut self,
-        wait: &IdleWait,
-        request: Option<&[u8]>,
-        mut orders: StubCommands,
-        deadline: Instant,
-    ) -> Result<Option<StopReason>, PlatformError> {
-        let bytes = request.unwrap_or_default();
-        let streams = &mut self.sentry.streams;
-        streams.input.clear();
-        streams.input.extend(bytes);
-        streams.taken = 0;
-        streams.ended = false;
-        streams.expects = !bytes.is_empty();
-        streams.through = Some(match wait {
-            IdleWait::Read { .. } => InputSource::Input,
-            IdleWait::Parked(ear) | IdleWait::Resting(ear) => *ear,
-        });
-        self.sentry.resumed = None;
-        match (wait, request) {
-            (IdleWait::Read { .. }, None) => {
-                // Its only thread waits for the caller.
-                self.body.process.execute(&orders, Continuation::Ask)?;
-                return Ok(Some(StopReason::Idle(*wait)));
-            }
-            (IdleWait::Read { to, wanted }, Some(request)) => {
-                let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
-                let bytes = &request[..taken];
-                if !self.sentry.state.has_plain_memory(*to, taken) {
-                    // A fault in the stub would end the process.
-                    self.body.process.execute(&orders, Continuation::Ask)?;
-                    return self.read_request(*to, bytes);
-                }
-                self.sentry.streams.taken = taken;
-                orders.input = Some((*to, bytes.to_vec()));
-                self.body.process.set_result(taken as i64);
-                if self.sentry.has_signal() {
-                    // Its handler runs before the read returns.
-                    self.body.process.execute(&orders, Continuation::Ask)?;
-                    return self.go_on();
-                }
-                self.give_answers();
-                self.body.process.execute(&orders, Continuation::Resume)?;
-                return Ok(None);
-            }
-            (IdleWait::Parked(ear) | IdleWait::Resting(ear), request) => {
-                if !orders.is_empty() {
-                    self.body.process.execute(&orders, Continuation::Ask)?;
-                }
-                if let Some(request) = request {
-                    if self.sentry.state.has_callers() {
-                        self.sentry.change().hang_up();
-                    }
-                    match ear {
-                        InputSource::Input => self.sentry.streams.ended = request.is_empty(),
-                        InputSource::Port => {
-                            self.sentry.streams.taken = request.len();
-                            if !self.sentry.change().call_in(request) {
-                                return Ok(Some(StopReason::End(End::Deadlock, Trap::Stub)));
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        self.take_turns(deadline)
-    }
-
-    /// Ends the read that the guest waits in, with `bytes` at `to`. With `EFAULT` the request stays
-    /// unread.
-    fn read_request(&mut self, to: u64, bytes: &[u8]) -> Result<Option<StopReason>, PlatformError> {
-        let fits = self.sentry.state.is_writable(to, bytes.len());
-        if fits && self.body.process.write(to, bytes)? {
-            self.sentry.streams.taken = bytes.len();
-            self.body.process.set_result(bytes.len() as i64);
-        } else {
-            self.body.process.set_result(-i64::from(libc::EFAULT));
-        }
-        self.go_on()
     }
 
     /// Puts a change of the layout into effect, while the stub waits for orders.

@@ -70,6 +70,7 @@ mod subprocess_changes;
 mod subprocess_memory;
 mod subprocesses;
 mod text_twin;
+mod traced;
 mod trust;
 mod warm;
 mod window_charge;

@@ -375,7 +375,12 @@ pub(crate) fn place(
         return Err(WarmError::TooLarge);
     }
     guest.body.process.set_start(entry, table_at);
-    guest.body.process.execute(&crate::platform::StubCommands::default(), Continuation::Resume)?;
+    if guest.sentry.is_traced() {
+        guest.go_on_traced()?;
+    } else {
+        let commands = crate::platform::StubCommands::default();
+        guest.body.process.execute(&commands, Continuation::Resume)?;
+    }
     guest.body.process.forget_frame();
     Ok(None)
 }

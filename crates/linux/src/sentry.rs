@@ -22,6 +22,8 @@ mod net;
 mod result;
 mod signal_delivery;
 mod syscalls;
+mod trace_access;
+mod trace_delivery;
 mod tty;
 mod unserved;
 
@@ -61,6 +63,7 @@ pub(crate) use kernel::streams::{LogSink, OutputSink, OutputSinks, Streams};
 pub(crate) use kernel::threads::{Wait, WaitReason};
 use kernel::time::MonotonicTime;
 pub(crate) use kernel::time::StoppedClock;
+pub(crate) use kernel::trace_request::{TraceOperation, TraceRequest};
 pub(crate) use mm::file_backing::{FileBacking, SharedMapping};
 pub(crate) use mm::file_part::{FilePart, MAX_WHOLE};
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
@@ -71,6 +74,7 @@ pub use net::inbound::{ExchangeResult, InboundConnection};
 pub(crate) use result::{SyscallControl, SyscallError, SyscallResult};
 pub(crate) use signal_delivery::SignalDelivery;
 pub(crate) use syscalls::path::path_of_name;
+pub(crate) use trace_delivery::TracedEntry;
 pub(crate) use unserved::count_unserved;
 
 /// A guest's state at this moment, its streams and limits.

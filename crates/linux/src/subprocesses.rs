@@ -387,6 +387,7 @@ impl Guest {
                     state.end_process(End::Signal(libc::SIGKILL));
                     state.switch_to(own);
                     state.reap(fork.id);
+                    state.processes.forget_due_stops();
                     if let Some(number) = fork.descriptor {
                         let gone = state.table.close(number).unwrap_or_default();
                         state.forget(gone);
@@ -401,6 +402,7 @@ impl Guest {
             // The call is made once more then.
             let wait = Wait::new(WaitReason::Borrower(fork.id), None);
             self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
+            self.sentry.stop_if_due();
         } else {
             self.body.process.set_result(fork.id.into());
         }
@@ -460,6 +462,7 @@ impl Guest {
         }
         self.sentry.publish_lasting()?;
         let own = self.sentry.state.processes.current_id();
+        let thread = self.sentry.state.current().threads.current_id();
         let borrows = self.sentry.state.current().info.memory != own;
         if borrows {
             let process = match self.others.start() {
@@ -493,6 +496,7 @@ impl Guest {
             self.body.process.forget_frame();
             self.body.process.bases = Default::default();
         }
+        self.sentry.note_traced_exec(thread);
         match load::place(self, &loadable, deadline) {
             Ok(halt) => Ok(halt),
             Err(crate::error::WarmError::Platform(error)) => Err(error),

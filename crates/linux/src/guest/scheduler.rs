@@ -71,7 +71,7 @@ impl Guest {
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that
     /// makes calls without pause is never late otherwise.
-    pub(super) fn turn_is_over(&mut self) -> bool {
+    pub(crate) fn turn_is_over(&mut self) -> bool {
         let taken = self.turn.elapsed();
         if taken < self.search.max(MOMENT) || self.sentry.state.is_alone() {
             return false;

@@ -35,6 +35,13 @@ pub(in crate::sentry) struct ReturnedState {
     pub(in crate::sentry) stack: [u64; 3],
 }
 
+/// The part of the registers from a tracer that is about a call.
+pub(in crate::sentry) struct GivenRegisters {
+    /// The number of the call; negative for none.
+    pub(in crate::sentry) original: i64,
+    pub(in crate::sentry) result: i64,
+}
+
 /// The status of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStatus {

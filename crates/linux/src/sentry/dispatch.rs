@@ -179,6 +179,7 @@ impl Sentry {
             libc::SYS_process_vm_writev => self.sys_process_vm_writev(process, &a),
             libc::SYS_mseal => self.sys_mseal(a[0], a[1], a[2]),
             libc::SYS_remap_file_pages => self.sys_remap_file_pages(a[0], a[1], a[2], a[3]),
+            libc::SYS_ptrace => self.sys_ptrace(process, a[0], a[1], a[2], a[3]),
             libc::SYS_mprotect => self.sys_mprotect(process, a[0], a[1], a[2]),
             libc::SYS_madvise => self.sys_madvise(process, a[0], a[1], a[2]),
             libc::SYS_mlock => self.sys_mlock(a[0], a[1]),
@@ -321,6 +322,10 @@ impl Sentry {
             calls::SYS_lsm_list_modules => self.sys_lsm_list_modules(process, a[0], a[1], a[2]),
             calls::SYS_file_getattr => self.sys_file_getattr(process, &a),
             calls::SYS_file_setattr => self.sys_file_setattr(process, &a),
+
+            libc::SYS_add_key => self.sys_add_key(process, &a),
+            libc::SYS_request_key => self.sys_request_key(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_keyctl => self.sys_keyctl(process, &a),
 
             libc::SYS_setxattr => self.sys_setxattr(process, &a),
             libc::SYS_lsetxattr => self.sys_lsetxattr(process, &a),

@@ -5,6 +5,7 @@ pub(super) mod devices;
 pub(super) mod directory_paths;
 mod init_process;
 pub(super) mod ipc_files;
+mod key_files;
 pub(super) mod machine_files;
 pub(super) mod mounts;
 mod net_files;

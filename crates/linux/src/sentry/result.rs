@@ -9,6 +9,7 @@ use crate::sentry::kernel::fork_request::ForkRequest;
 use crate::sentry::kernel::peer_copy::PeerCopy;
 use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::Wait;
+use crate::sentry::kernel::trace_request::TraceRequest;
 use crate::sentry::mm::stub_calls::Change;
 
 /// The outcome of a call.
@@ -28,6 +29,8 @@ pub(crate) enum SyscallControl {
     Exec(Box<ExecCommand>),
     /// Bytes are copied between two processes; it returns their number.
     Peer(Box<PeerCopy>),
+    /// Registers or memory of a traced thread are read or written for it.
+    Trace(Box<TraceRequest>),
     /// Its thread has ended.
     Gone,
     /// It does not return: the registers have the values that it set.

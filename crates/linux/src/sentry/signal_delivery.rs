@@ -18,6 +18,8 @@ pub(crate) enum SignalDelivery {
     Nothing,
     /// It continues in a handler.
     Handled,
+    /// It has stopped for its tracer.
+    Stops,
     Ends(End),
 }
 
@@ -39,6 +41,9 @@ impl Sentry {
         process: &mut Process,
         mut interrupted: bool,
     ) -> SyscallResult<SignalDelivery> {
+        if self.is_traced() {
+            return self.take_traced_signal(process, interrupted);
+        }
         let mut taken = SignalDelivery::Nothing;
         while self.has_signal() {
             let id = self.state.current().threads.current_id();
@@ -149,15 +154,8 @@ impl Sentry {
         process: &mut Process,
         signal: i32,
     ) -> SyscallResult<Option<End>> {
-        let mut signal = signal as u8;
-        let mut info = SignalInfo::of_frame(signal, &process.frame_bytes());
-        let (layout, at) = (&self.state.layout, info.address());
-        // Sparse memory without access has no room within the limit.
-        let lost = layout.is_beyond(at) || layout.sparse_at(at).is_some();
-        if signal == libc::SIGSEGV as u8 && lost {
-            signal = libc::SIGBUS as u8;
-            info = SignalInfo::of_address(signal, libc::BUS_ADRERR, at);
-        }
+        let info = self.fault_info(process, signal as u8);
+        let signal = info.signal;
         match self.state.fate(signal) {
             DefaultAction::Handled(action)
                 if self.state.current().threads.current().blocked & bit(signal) == 0 =>
@@ -165,6 +163,18 @@ impl Sentry {
                 self.handle(process, &info, action)
             }
             _ => Ok(Some(End::Signal(signal.into()))),
+        }
+    }
+
+    /// The signal of an instruction that failed.
+    pub(in crate::sentry) fn fault_info(&self, process: &Process, signal: u8) -> SignalInfo {
+        let info = SignalInfo::of_frame(signal, &process.frame_bytes());
+        let (layout, at) = (&self.state.layout, info.address());
+        // Sparse memory without access has no room within the limit.
+        let lost = layout.is_beyond(at) || layout.sparse_at(at).is_some();
+        match signal == libc::SIGSEGV as u8 && lost {
+            true => SignalInfo::of_address(libc::SIGBUS as u8, libc::BUS_ADRERR, at),
+            false => info,
         }
     }
 

@@ -33,6 +33,7 @@ mod inode_numbers;
 mod inside;
 mod ipc;
 mod isolation;
+mod keys;
 mod large_calls;
 mod local_sockets;
 mod memory_rules;
@@ -72,6 +73,8 @@ mod start_to_end;
 mod stub;
 mod terminals;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tracing;
 mod transfers;
 mod users;
 mod watches;

@@ -1,11 +1,13 @@
 //! The interface of the kernel on arm64.
 
 mod signal_frame;
+mod trace_registers;
 
 use super::{FileStatus, StructBuilder};
 use afresh_files::Time;
 
 pub(in crate::sentry) use signal_frame::{RED_ZONE, leave};
+pub(in crate::sentry) use trace_registers::*;
 
 /// The machine that `uname` reports, and with the personality of 32 bits.
 pub(in crate::sentry) const MACHINES: [&str; 2] = ["aarch64", "armv8l"];

@@ -99,6 +99,7 @@ impl Sentry {
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
             | ProcTarget::Ipc(_)
+            | ProcTarget::Keys
             | ProcTarget::Setting(_)
             | ProcTarget::Hidden(..)
             | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
@@ -156,6 +157,7 @@ impl Sentry {
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
             | ProcTarget::Ipc(_)
+            | ProcTarget::Keys
             | ProcTarget::Setting(_)
                 if has(libc::O_DIRECTORY) =>
             {
@@ -167,6 +169,10 @@ impl Sentry {
             }
             ProcTarget::Ipc(file) => {
                 let text = self.state.ipc_text(*file);
+                self.open_text(text.as_bytes(), flags)
+            }
+            ProcTarget::Keys => {
+                let text = self.keys_text();
                 self.open_text(text.as_bytes(), flags)
             }
             ProcTarget::Text(text) => self.open_text(text, flags),
@@ -291,7 +297,8 @@ impl Sentry {
             ProcTarget::Text(_)
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
-            | ProcTarget::Ipc(_) => {
+            | ProcTarget::Ipc(_)
+            | ProcTarget::Keys => {
                 Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
             }
             ProcTarget::Setting(setting) => {

@@ -51,6 +51,8 @@ pub(in crate::sentry) enum ProcTarget {
     Clock(bool),
     /// A file of `/proc/sysvipc`.
     Ipc(IpcFile),
+    /// `/proc/keys`: the keys that its reader may view.
+    Keys,
     /// A file that is made when it is read, and may be written.
     Setting(ProcSetting),
     /// A file of a process that the current one may not look into: its process and mode, which is 0
@@ -179,6 +181,7 @@ impl Kernel {
                     return match *id {
                         b"uptime" => Some(ProcTarget::Clock(false)),
                         b"stat" => Some(ProcTarget::Clock(true)),
+                        b"keys" => Some(ProcTarget::Keys),
                         id => Some(ProcTarget::Text(self.root_file(id)?)),
                     };
                 }
@@ -325,6 +328,7 @@ impl Kernel {
             | ProcTarget::Maps(_)
             | ProcTarget::Clock(_)
             | ProcTarget::Ipc(_)
+            | ProcTarget::Keys
             | ProcTarget::Hidden(..)
             | ProcTarget::Beneath(..) => None,
         }

@@ -11,6 +11,7 @@ use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::user_namespaces::{
     Credentials, SETGID, SETUID, SYS_ADMIN, UserNamespace,
 };
+use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::result::SyscallResult;
 
@@ -97,7 +98,11 @@ impl Kernel {
     ) -> Result<(), Errno> {
         match setting {
             ProcSetting::Namespace(..) | ProcSetting::PageMap(_) if writes => Err(Errno::ACCESS),
-            ProcSetting::Memory(id) if !self.has_memory_of(id) => Err(Errno::ACCESS),
+            ProcSetting::Memory(id)
+                if !self.has_memory_of(id) && !self.may_inspect(id, FOR_FILES) =>
+            {
+                Err(Errno::ACCESS)
+            }
             ProcSetting::ThreadName(id, _)
             | ProcSetting::OomAdjustment(id)
             | ProcSetting::DumpFilter(id)

@@ -18,7 +18,8 @@ use crate::sentry::kernel::user_namespaces::Credentials;
 use crate::sentry::tty::terminals::FIRST_DEVICE;
 
 /// Files of `/proc` itself that are made when they are opened.
-pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
+pub(in crate::sentry) const OWN_FILES: [&str; 6] =
+    ["key-users", "keys", "loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
 pub(in crate::sentry) const FILES: [(&str, bool); 30] = [
     ("auxv", false),
@@ -98,6 +99,7 @@ impl Kernel {
             }
             b"version" => format!("Linux version {RELEASE} (afresh) {VERSION}\n"),
             b"mounts" => mounts_text(),
+            b"key-users" => self.key_users(),
             _ => return None,
         };
         Some(text.into_bytes())
@@ -217,6 +219,7 @@ impl Kernel {
     fn letter(&self, id: u32, thread: u32) -> Option<char> {
         match self.processes.get(id) {
             Some(process) if process.info.stopped.is_some() => Some('T'),
+            Some(_) if self.processes.tracing.is_stopped(thread) => Some('t'),
             Some(process) => {
                 let found = process.threads.get(thread)?;
                 let waits = found.wait.is_some() && !process.wakes(found);
@@ -265,6 +268,7 @@ impl Kernel {
             'S' => "sleeping",
             'Z' => "zombie",
             'T' => "stopped",
+            't' => "tracing stop",
             _ => "running",
         };
         let (parent, ..) = self.relations(id);
@@ -277,6 +281,7 @@ impl Kernel {
             .map(|process| (process.pending.set(), process.action_sets(), process.umask))
             .unwrap_or_default();
         let none = 0;
+        let tracer = self.processes.tracing.get(thread).map_or(0, |trace| trace.tracer);
         let kib = self.memory_of(id).unwrap_or_default() >> 10;
         let stack = (crate::sentry::STACK_LEN >> 10).min(kib);
         let locked_down = process.map_or(0, |process| u8::from(process.info.traits.unprivileged));
@@ -294,7 +299,7 @@ impl Kernel {
         let bounding = self.bounding_set(namespace);
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}\n\
-             TracerPid:\t0\nUid:\t{users}\nGid:\t{members}\n\
+             TracerPid:\t{tracer}\nUid:\t{users}\nGid:\t{members}\n\
              FDSize:\t{slots}\nGroups:\t{groups}\nNStgid:\t{id}\nNSpid:\t{thread}\nNSpgid:\t{group}\nNSsid:\t{session}\n\
              VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{locked:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
              RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmStk:\t{stack:>8} kB\n\

@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::sentry::kernel::async_files::AsyncFiles;
 use crate::sentry::kernel::cpu_time::system::SystemTimes;
 use crate::sentry::kernel::exit_statuses::ExitStatuses;
+use crate::sentry::kernel::keys::Keys;
 use crate::sentry::kernel::queue_notices::QueueNotices;
 use crate::sentry::kernel::shared_parts::SharedParts;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::timer_slack::DefaultSlacks;
+use crate::sentry::kernel::tracing::Tracing;
 use crate::sentry::mm::layout::traits::PackedTraits;
 
 /// The part of a state that version 19 of snapshots added.
@@ -40,6 +42,9 @@ pub(crate) struct PackedExtensions {
     shared_tables: BTreeMap<u32, u32>,
     /// Other parts that processes share.
     shared_parts: SharedParts,
+    /// Tracers and tracees.
+    tracing: Tracing,
+    keys: Keys,
 }
 
 impl Kernel {
@@ -58,6 +63,8 @@ impl Kernel {
             system_times: self.system_times.clone(),
             shared_tables: self.table.sharing(),
             shared_parts: self.shared_parts.clone(),
+            tracing: self.processes.tracing.clone(),
+            keys: self.keys.clone(),
         }
     }
 
@@ -80,6 +87,8 @@ impl Kernel {
             system_times,
             shared_tables,
             shared_parts,
+            tracing,
+            keys,
         } = extensions;
         if !self.system_v.unpack_locks(&locked_segments) {
             return Err("a segment of shared memory is locked that does not exist");
@@ -117,6 +126,16 @@ impl Kernel {
             return Err("processes share descriptors or directories that they cannot");
         }
         self.shared_parts = shared_parts;
+        let next = self.processes.current.threads.next();
+        let lives = |process| self.processes.lives(process);
+        if !tracing.is_sound(|thread| self.home_of_thread(thread), lives, next) {
+            return Err("a trace of a thread is invalid");
+        }
+        let is_thread = |thread| self.home_of_thread(thread).is_some();
+        if !keys.is_sound(lives, is_thread) {
+            return Err("a key is invalid");
+        }
+        (self.processes.tracing, self.keys) = (tracing, keys);
         (self.slacks, self.exits, self.queue_notices) = (slacks, exits, queue_notices);
         Ok(())
     }

@@ -28,6 +28,7 @@ use crate::sentry::kernel::held_file::PackedHeldFiles;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
+use crate::sentry::kernel::keys::Keys;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::open_fifo::Fifo;
 use crate::sentry::kernel::packed_extensions::PackedExtensions;
@@ -385,6 +386,7 @@ impl Kernel {
             namespaces,
             tunables: additions.tunables,
             map_files: BTreeMap::new(),
+            keys: Keys::default(),
             names: packed.names,
             slacks: Default::default(),
             exits: Default::default(),

@@ -111,6 +111,8 @@ pub(crate) struct ProcessInfo {
 pub(crate) enum ChildEvent {
     Stopped(u8),
     Continued,
+    /// A stop of a tracee, with its event. No process has it as its news.
+    Traced(u32),
 }
 
 impl ChildEvent {
@@ -119,6 +121,7 @@ impl ChildEvent {
         match self {
             Self::Stopped(signal) => i32::from(signal) << 8 | 0x7f,
             Self::Continued => 0xffff,
+            Self::Traced(code) => (code << 8 | 0x7f) as i32,
         }
     }
 }
@@ -156,7 +159,9 @@ impl ProcessInfo {
         };
         let strings = &self.strings;
         let short = [&self.program[..], strings.args(), strings.env(), strings.vector()];
-        self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
+        let is_own = !matches!(self.news, Some(ChildEvent::Traced(_)));
+        is_own
+            && self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
             && self.limits.is_sound()
             && self.traits.is_sound()
             && short.iter().all(|bytes| bytes.len() <= MAX_ARGUMENT_BYTES)

@@ -26,6 +26,7 @@ use crate::sentry::kernel::threads::{
     MAX_WAITED, Thread, Threads, WAITED_UNCHECKED, Wait, WaitReason,
 };
 use crate::sentry::kernel::timers::Timers;
+use crate::sentry::kernel::tracing::Tracing;
 use crate::sentry::mm::layout::{Layout, MAX_ALL_MAPPINGS, MAX_RESERVED};
 
 /// Processes a guest may have, those that ended and were not waited for included.
@@ -40,6 +41,8 @@ pub(crate) struct ProcessTable {
     ended: BTreeMap<u32, ExitedProcess>,
     /// Whether a process has queried CPU times.
     pub(crate) timed: bool,
+    /// Tracers and their tracees. Snapshots store them behind the rest.
+    pub(crate) tracing: Tracing,
 }
 
 impl ProcessTable {
@@ -51,6 +54,7 @@ impl ProcessTable {
             layouts: BTreeMap::new(),
             ended: BTreeMap::new(),
             timed: false,
+            tracing: Tracing::default(),
         }
     }
 
@@ -176,6 +180,14 @@ impl ProcessTable {
             || self.ended.iter().any(|(&id, ended)| [id, ended.group].contains(&number))
     }
 
+    /// The current thread has made no process after all, which its tracer was to see.
+    pub(crate) fn forget_due_stops(&mut self) {
+        let id = self.current.threads.current_id();
+        if let Some(trace) = self.tracing.get_mut(id) {
+            while trace.take_due().is_some() {}
+        }
+    }
+
     /// Whether the current process is the only one that lives, and it is the first.
     pub(crate) fn is_single(&self) -> bool {
         self.others.is_empty() && self.current.info.id == FIRST
@@ -273,6 +285,15 @@ impl ProcessTable {
         let memory = previous.info.memory;
         self.others.insert(previous.info.id, previous);
         Some(memory)
+    }
+}
+
+/// The status of an end, as `wait4` returns it.
+fn wait_status(end: End) -> i32 {
+    match end {
+        End::Exit(status) => (status & 0xff) << 8,
+        End::Signal(signal) => signal,
+        _ => libc::SIGKILL,
     }
 }
 
@@ -417,6 +438,7 @@ impl Kernel {
         self.namespaces.fork(parent, id);
         self.tunables.fork(parent, id);
         self.slacks.fork(traits.slack, id);
+        self.keys.fork(parent, id);
         self.count_memory();
         Ok(id)
     }
@@ -439,6 +461,9 @@ impl Kernel {
         handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
         handlers.values_mut().for_each(|action| action[8..].fill(0));
         let id = state.processes.current_id();
+        state.keep_own_trace(id);
+        let threads = state.processes.current.threads.iter().map(|(thread, _)| thread);
+        state.keys.exec(id, threads);
         state.processes.current.threads.become_single(id);
         state.set_program(known);
         state.reset_capabilities();
@@ -449,6 +474,17 @@ impl Kernel {
             state.processes.layouts.insert(lender, lent);
         }
         state.count_memory();
+    }
+
+    /// The current process ends: its tracers learn of it, and what it traces continues.
+    fn end_traces(&mut self, id: u32, end: End) {
+        if self.processes.tracing.is_empty() {
+            return;
+        }
+        for thread in self.processes.tracing.threads_of(id) {
+            self.drop_tracee(thread, wait_status(end));
+        }
+        self.drop_tracer(id);
     }
 
     /// The current process, which is not the first, ends: its parent is notified, and becomes the
@@ -464,6 +500,7 @@ impl Kernel {
         self.close_all(&self.table.numbers(0, u64::from(u32::MAX)));
         let ProcessInfo { id, parent, group, memory, .. } = self.processes.current.info.clone();
         let (spent, groups) = (self.processes.spent_by(id), self.kept_groups());
+        self.end_traces(id, end);
         self.tree.release(self.processes.current.directory);
         self.processes.current.root.into_iter().for_each(|root| self.tree.release(root));
         self.leave_children(id, parent);
@@ -476,6 +513,7 @@ impl Kernel {
         self.tunables.leave(id);
         self.slacks.leave(id);
         self.shared_parts.end(id);
+        self.drop_keyrings();
         self.drop_unowned();
         self.wake_orphans(groups);
         if memory == id {
@@ -487,11 +525,12 @@ impl Kernel {
             self.drop_ids();
             return;
         }
-        let (code, reason, status) = match end {
-            End::Exit(status) => (libc::CLD_EXITED, status, (status & 0xff) << 8),
-            End::Signal(signal) => (libc::CLD_KILLED, signal, signal),
-            _ => (libc::CLD_KILLED, libc::SIGKILL, libc::SIGKILL),
+        let (code, reason) = match end {
+            End::Exit(status) => (libc::CLD_EXITED, status),
+            End::Signal(signal) => (libc::CLD_KILLED, signal),
+            _ => (libc::CLD_KILLED, libc::SIGKILL),
         };
+        let status = wait_status(end);
         // A parent that ignores SIGCHLD does not wait.
         if !self.disowns() {
             self.processes.ended.insert(id, ExitedProcess { parent, group, status, spent });

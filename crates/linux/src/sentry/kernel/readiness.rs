@@ -312,13 +312,14 @@ impl Kernel {
     pub(crate) fn rests(&self) -> bool {
         let current =
             self.processes.current.threads.get(self.processes.current.threads.current_id());
-        current.is_none_or(|thread| thread.wait.is_some())
+        let id = self.processes.current.threads.current_id();
+        self.processes.tracing.is_stopped(id) || current.is_none_or(|thread| thread.wait.is_some())
     }
 
     /// Whether all threads wait.
     pub(crate) fn all_wait(&self) -> bool {
         let mut threads = self.processes.threads();
-        threads.all(|(_, thread)| thread.wait.is_some())
+        threads.all(|(id, thread)| thread.wait.is_some() || self.processes.tracing.is_stopped(id))
     }
 
     /// Whether a thread does. Sets that other threads wait for answer from `sets`.

@@ -162,6 +162,10 @@ impl PendingSignals {
         room
     }
 
+    pub(in crate::sentry) fn iter(&self) -> impl Iterator<Item = &SignalInfo> + '_ {
+        self.list.iter()
+    }
+
     /// Takes the lowest of `set`.
     pub(crate) fn take(&mut self, set: u64) -> Option<SignalInfo> {
         let wanted = |info: &&SignalInfo| set & bit(info.signal) != 0;

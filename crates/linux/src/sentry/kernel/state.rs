@@ -16,6 +16,7 @@ use crate::sentry::kernel::cpu_time::system::SystemTimes;
 use crate::sentry::kernel::exit_statuses::ExitStatuses;
 use crate::sentry::kernel::fd_table::FdTable;
 use crate::sentry::kernel::file_locks::FileLocks;
+use crate::sentry::kernel::keys::Keys;
 use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process_table::ProcessTable;
@@ -76,6 +77,7 @@ pub(crate) struct Kernel {
     pub(in crate::sentry) system_times: SystemTimes,
     /// Parts that processes share.
     pub(in crate::sentry) shared_parts: SharedParts,
+    pub(in crate::sentry) keys: Keys,
     /// Resolved host names.
     pub(in crate::sentry) names: ResolvedNames,
     /// Addresses of closed connections.
@@ -154,6 +156,7 @@ impl Kernel {
             exits: ExitStatuses::default(),
             system_times: SystemTimes::default(),
             shared_parts: SharedParts::default(),
+            keys: Keys::default(),
             names: ResolvedNames::default(),
             closed: Default::default(),
         }

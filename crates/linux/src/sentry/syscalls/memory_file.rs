@@ -1,7 +1,8 @@
 //! Reads and writes of `/proc/PID/mem`, whose positions are addresses.
 //!
-//! Promises: only mapped guest memory of the current process is reached, as its own instructions
-//! can. Linux also writes to memory that the process may not write.
+//! Promises: a process reaches its own memory, as its instructions can, and that of processes that
+//! it could trace. There it also writes to private memory that the other process may not write, as
+//! tracers do for breakpoints. May break it: `readv` and its relatives, which reach own memory only.
 
 use rustix::io::Errno;
 
@@ -9,8 +10,13 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::fs::proc_settings::{ProcFile, ProcSetting};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
-use crate::sentry::mm::user_memory::{read_some, write_some};
+use crate::sentry::kernel::trace_request::{TraceOperation, TraceRequest};
+use crate::sentry::kernel::users::FOR_FILES;
+use crate::sentry::mm::user_memory::{copy_in, read_some, write_some};
 use crate::sentry::result::{SyscallControl, SyscallResult};
+
+/// Maximum bytes of one access to the memory of another process.
+const MAX_PEER_BYTES: u64 = 1 << 20;
 
 /// The open file, if it is the memory of a process, and the process.
 fn memory_of(description: &Description) -> Option<(u32, &ProcFile)> {
@@ -53,6 +59,69 @@ impl Sentry {
             false => Vec::new(),
         };
         if bytes.is_empty() && wanted > 0 { Err(Errno::IO.into()) } else { Ok(bytes) }
+    }
+
+    /// The request for memory of another process, if a descriptor is that. Also the position.
+    fn peer_request(
+        &self,
+        descriptor: u64,
+        at: Option<u64>,
+        operation: impl FnOnce(u64) -> SyscallResult<TraceOperation>,
+    ) -> SyscallResult<Option<TraceRequest>> {
+        let Some((id, file)) = memory_of(self.state.table.get(descriptor)?) else {
+            return Ok(None);
+        };
+        if self.state.has_memory_of(id) {
+            return Ok(None);
+        }
+        let Some(process) = self.state.processes.get(id) else { return Ok(None) };
+        // It may have changed its users since the file was opened.
+        if !self.state.may_inspect(id, FOR_FILES) {
+            return Err(Errno::ACCESS.into());
+        }
+        let operation = operation(at.unwrap_or(file.offset))?;
+        Ok(Some(TraceRequest {
+            process: id,
+            thread: process.threads.current_id(),
+            operation,
+            to: 0,
+            room: 0,
+            length_to: None,
+            counts: false,
+            moves: at.is_none().then_some(descriptor),
+        }))
+    }
+
+    /// Reads memory of another process, if a descriptor is that.
+    pub(in crate::sentry) fn read_peer(
+        &self,
+        descriptor: u64,
+        at: Option<u64>,
+        (to, len): (u64, u64),
+    ) -> SyscallResult<Option<SyscallControl>> {
+        let len = len.min(MAX_PEER_BYTES);
+        let request =
+            self.peer_request(descriptor, at, |from| Ok(TraceOperation::Read(from, len)))?;
+        let place = |request| TraceRequest { to, room: len, ..request };
+        Ok(request.map(|request| SyscallControl::Trace(Box::new(place(request)))))
+    }
+
+    /// Writes memory of another process, if a descriptor is that.
+    pub(in crate::sentry) fn write_peer(
+        &self,
+        process: &Process,
+        descriptor: u64,
+        at: Option<u64>,
+        (from, len): (u64, u64),
+    ) -> SyscallResult<Option<SyscallControl>> {
+        if !self.state.table.get(descriptor)?.writes() {
+            return Ok(None);
+        }
+        let request = self.peer_request(descriptor, at, |to| {
+            let bytes = copy_in(process, from, len.min(MAX_PEER_BYTES) as usize)?;
+            Ok(TraceOperation::Write(to, bytes))
+        })?;
+        Ok(request.map(|request| SyscallControl::Trace(Box::new(request))))
     }
 
     /// Writes bytes to a file: to memory, or as [`Sentry::put`].

@@ -16,6 +16,7 @@ use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::shared_parts::SharedPart;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+use crate::sentry::kernel::tracing::{EVENT_CLONE, EVENT_FORK, EVENT_VFORK};
 use crate::sentry::kernel::users::REAL;
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 use crate::sentry::mm::user_memory::{PageReader, copy_out, path_in};
@@ -42,6 +43,7 @@ const SERVED: i32 = libc::CLONE_VM
     | libc::CLONE_SIGHAND
     | libc::CLONE_SYSVSEM
     | CLONE_IO
+    | libc::CLONE_UNTRACED
     | libc::CLONE_NEWUSER;
 /// Its type in `libc` differs.
 const CLONE_IO: i32 = 0x8000_0000_u32 as i32;
@@ -57,6 +59,7 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         if let Some(Wait { reason: WaitReason::Borrower(child), .. }) = self.resumed {
+            self.note_grown(child);
             return Ok(SyscallControl::Value(child.into()));
         }
         let [flags, stack, parent, child, base, _] = *a;
@@ -107,6 +110,14 @@ impl Sentry {
         if flags & libc::CLONE_PARENT_SETTID != 0 {
             // As in Linux, a place that cannot be written is the guest's loss.
             let _ = process.write(parent, &id.to_le_bytes())?;
+        }
+        if flags & libc::CLONE_UNTRACED == 0 {
+            let event = match flags & 0xff {
+                _ if waits => EVENT_VFORK,
+                libc::SIGCHLD => EVENT_FORK,
+                _ => EVENT_CLONE,
+            };
+            self.note_new(event, id, id);
         }
         let mut descriptor = None;
         // There is room: an error would leave a child without a process of the host.
@@ -235,7 +246,7 @@ impl Sentry {
                 let system = self.state.system_times.sum_of(id);
                 copy_out(process, usage, &cpu_time::usage(spent, system, 0))?;
             }
-            self.forget_news(id);
+            self.forget_news(id, news);
             return Ok(SyscallControl::Value(id.into()));
         };
         if status != 0 {
@@ -277,14 +288,17 @@ impl Sentry {
             continued: flag(libc::WCONTINUED),
         };
         let gone = self.state.processes.child_ended(children).filter(|_| asked.ended);
+        let changed = self.state.processes.child_changed(asked);
+        let news = changed.map(|(_, news)| news);
         let found = match gone {
             Some((id, ended)) => Some(match ended.status & 0x7f {
                 0 => (id, libc::CLD_EXITED, ended.status >> 8),
                 signal => (id, libc::CLD_KILLED, signal),
             }),
-            None => self.state.processes.child_changed(asked).map(|(id, news)| match news {
+            None => changed.map(|(id, news)| match news {
                 ChildEvent::Stopped(signal) => (id, libc::CLD_STOPPED, signal.into()),
                 ChildEvent::Continued => (id, libc::CLD_CONTINUED, libc::SIGCONT),
+                ChildEvent::Traced(code) => (id, libc::CLD_TRAPPED, code as i32),
             }),
         };
         let Some((id, code, status)) = found else {
@@ -323,14 +337,20 @@ impl Sentry {
         if options & libc::WNOWAIT as u64 == 0 {
             match has_gone {
                 true => self.change().reap_child(id),
-                false => self.forget_news(id),
+                false => self.forget_news(id, news.unwrap_or(ChildEvent::Continued)),
             }
         }
         Ok(ZERO)
     }
 
-    /// The parent of `id` was notified.
-    fn forget_news(&mut self, id: u32) {
+    /// The parent of `id`, or its tracer, was notified.
+    fn forget_news(&mut self, id: u32, news: ChildEvent) {
+        if let ChildEvent::Traced(_) = news {
+            if let Some(trace) = self.change().processes.tracing.get_mut(id) {
+                trace.reported = true;
+            }
+            return;
+        }
         if let Some(info) = self.change().processes.info_mut(id) {
             info.news = None;
         }

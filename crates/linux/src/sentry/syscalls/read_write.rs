@@ -167,6 +167,10 @@ impl Sentry {
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
+        if let Some(control) = self.read_peer(descriptor, None, (to, len))? {
+            return Ok(control);
+        }
+        let description = self.state.table.get(descriptor)?;
         if description.open == FileObject::Input {
             return self.take_input(process, descriptor, &[(to, len.min(MAX_TRANSFER))]);
         }
@@ -279,6 +283,9 @@ impl Sentry {
         }
         // The end of the read is a position, too.
         check_offset(offset.saturating_add(len))?;
+        if let Some(control) = self.read_peer(descriptor, Some(offset), (to, len))? {
+            return Ok(control);
+        }
         let done = self.scatter(process, descriptor, &[(to, len.min(MAX_COUNT))], offset)?;
         self.accessed(descriptor, done)?;
         Ok(SyscallControl::Value(done))
@@ -331,6 +338,9 @@ impl Sentry {
         from: u64,
         len: u64,
     ) -> SyscallResult {
+        if let Some(control) = self.write_peer(process, descriptor, None, (from, len))? {
+            return Ok(control);
+        }
         let most = self.most(descriptor)?;
         self.write_pieces(process, descriptor, &[(from, len.min(most))])
     }
@@ -426,6 +436,9 @@ impl Sentry {
         check_offset(offset)?;
         // The end of the write is a position, too.
         check_offset(offset.saturating_add(len))?;
+        if let Some(control) = self.write_peer(process, descriptor, Some(offset), (from, len))? {
+            return Ok(control);
+        }
         self.write_parts(process, descriptor, &[(from, len.min(MAX_COUNT))], Some(offset))
     }
 

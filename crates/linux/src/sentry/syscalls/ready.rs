@@ -21,6 +21,9 @@ impl Sentry {
     /// Whether a thread of the current process may run, or its wait is over, or a signal ends it.
     pub(crate) fn is_ready(&self, id: u32, now: MonotonicTime, sets: &mut ReadySets) -> bool {
         let Some(thread) = self.state.current().threads.get(id) else { return false };
+        if self.state.processes.tracing.is_stopped(id) {
+            return false;
+        }
         thread.wait.as_ref().is_none_or(|wait| {
             self.state.deliverable(id) || self.state.is_over(&self.streams, id, wait, now, sets)
         })

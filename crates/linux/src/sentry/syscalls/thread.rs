@@ -7,6 +7,7 @@ use crate::platform::{GUEST, Process};
 use crate::sentry::Sentry;
 use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::threads::{FutexKey, NO_STACK, Thread, Threads, Wait, WaitReason};
+use crate::sentry::kernel::tracing::EVENT_CLONE;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult, ZERO};
 use crate::sentry::syscalls::clock::length_in;
@@ -73,6 +74,10 @@ impl Sentry {
             robust: 0,
             cleared: if flags & libc::CLONE_CHILD_CLEARTID != 0 { child } else { 0 },
         });
+        if flags & libc::CLONE_UNTRACED == 0 {
+            let own = self.state.processes.current_id();
+            self.note_new(EVENT_CLONE, own, id);
+        }
         for (flag, at) in [(libc::CLONE_PARENT_SETTID, parent), (libc::CLONE_CHILD_SETTID, child)] {
             if flags & flag != 0 {
                 // As in Linux, a place that cannot be written is the guest's loss.
@@ -99,8 +104,15 @@ impl Sentry {
             // Not the time of the thread that is current then.
             self.account(process);
         }
+        if !self.state.processes.tracing.is_empty() {
+            let own = self.state.current().threads.current_id();
+            self.change().drop_tracee(own, (status as i32 & 0xff) << 8);
+        }
         if let Some(context) = self.change().current_mut().threads.remove_current() {
             process.set_context(&context);
+        }
+        if !self.state.keys.is_empty() {
+            self.change().drop_keyrings();
         }
         if cleared != 0 {
             let _ = process.write(cleared, &[0; 4])?;

@@ -8,27 +8,27 @@ use layout::{CLEAR_FLAGS, FRAME_LEN, MASK, STACK, USER_SELECTORS};
 
 /// Flags that a program may change: arithmetic, direction, single steps, resumption,
 /// identification and alignment.
-const USER_FLAGS: u64 = 0x25_0dd5;
+pub(super) const USER_FLAGS: u64 = 0x25_0dd5;
 
 const DIRECTION_AND_TRAP: u64 = 0x500;
 
 /// The processor state that every frame has (`FXSAVE`).
-const LEGACY: usize = 512;
+pub(super) const LEGACY: usize = 512;
 
 /// The offset of the size of the extended state (`struct _fpx_sw_bytes`), and its magic number.
-const EXTENDED: usize = 464;
+pub(super) const EXTENDED: usize = 464;
 
 const MAGIC: u32 = 0x4650_5853;
 
 /// The control word of the x87 unit, and that of SSE and its place, with which programs begin.
 const FIRST_CONTROL: u16 = 0x37f;
 const FIRST_MXCSR: u32 = 0x1f80;
-const MXCSR: usize = 24;
+pub(super) const MXCSR: usize = 24;
 /// The processor state component with page rights.
 const PKRU: u64 = 1 << 9;
 
 /// Length of `struct xstate_header`.
-const HEADER_LEN: usize = 64;
+pub(super) const HEADER_LEN: usize = 64;
 
 /// The red zone below the stack pointer, which leaf functions use.
 pub(in crate::sentry) const RED_ZONE: u64 = 128;
@@ -131,7 +131,7 @@ fn clear_vectors(process: &mut Process, place: usize, vectors: &[u8]) {
 }
 
 /// The offset of the vector registers in a frame at `address`.
-fn vectors_offset(frame: &[u8], address: u64) -> Option<usize> {
+pub(super) fn vectors_offset(frame: &[u8], address: u64) -> Option<usize> {
     let at = Register::Vectors.offset();
     let place = u64::from_le_bytes(frame.get(at..at + 8)?.try_into().ok()?);
     let offset = usize::try_from(place.checked_sub(address)?).ok()?;
@@ -140,7 +140,7 @@ fn vectors_offset(frame: &[u8], address: u64) -> Option<usize> {
 
 /// The state of the vector registers in a frame, with the extended state. The guest may have
 /// written it.
-fn vectors(frame: &[u8], address: u64) -> Option<&[u8]> {
+pub(super) fn vectors(frame: &[u8], address: u64) -> Option<&[u8]> {
     let all = &frame[vectors_offset(frame, address)?..];
     let int = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().expect("4 bytes"));
     let extended = int(EXTENDED + 4) as usize;

@@ -23,12 +23,25 @@ impl ProcessTable {
     pub(crate) fn child_ended(&self, target: WaitTarget) -> Option<(u32, &ExitedProcess)> {
         let own = self.current_id();
         let mut ended = self.ended.iter().map(|(&id, ended)| (id, ended));
-        ended.find(|(id, ended)| ended.parent == own && target.means(*id, ended.group))
+        let meant = |(id, ended): &(u32, &ExitedProcess)| {
+            ended.parent == own && target.means(*id, ended.group)
+        };
+        let traced = self.tracing.ended.iter().map(|(&id, ended)| (id, ended));
+        ended.find(meant).or_else(|| traced.into_iter().find(meant))
     }
 
     /// A child of the current process with an event that a wait asks for.
     pub(crate) fn child_changed(&self, asked: WaitOptions) -> Option<(u32, ChildEvent)> {
         let own = self.current_id();
+        // Stops of tracees are reported whatever the options are.
+        for (thread, trace) in self.tracing.tracees_of(own) {
+            let group = self.info(trace.process).map_or(0, |info| info.group);
+            if let (Some(stop), false) = (&trace.stop, trace.reported)
+                && asked.target.means(thread, group)
+            {
+                return Some((thread, ChildEvent::Traced(trace.code(stop))));
+            }
+        }
         let children = self.infos().filter(|info| info.parent == own);
         let mut meant = children.filter(|info| asked.target.means(info.id, info.group));
         meant.find_map(|info| match info.news? {
@@ -49,13 +62,22 @@ impl ProcessTable {
     pub(crate) fn may_change(&self, asked: WaitOptions) -> bool {
         let own = self.current_id();
         self.infos().any(|info| info.parent == own && asked.target.means(info.id, info.group))
+            || self.traces_meant(asked.target)
             || asked.ended && self.child_ended(asked.target).is_some()
+    }
+
+    /// Whether the current process traces one of those that are meant.
+    fn traces_meant(&self, target: WaitTarget) -> bool {
+        self.tracing.tracees_of(self.current_id()).any(|(thread, trace)| {
+            target.means(thread, self.info(trace.process).map_or(0, |info| info.group))
+        })
     }
 
     /// Whether the current process has a child, of those that are meant.
     pub(crate) fn has_child(&self, target: WaitTarget) -> bool {
         let own = self.current_id();
         self.infos().any(|info| info.parent == own && target.means(info.id, info.group))
+            || self.traces_meant(target)
             || self.child_ended(target).is_some()
     }
 
@@ -86,6 +108,13 @@ impl ProcessTable {
 impl Kernel {
     /// The current process reaps a child.
     pub(in crate::sentry) fn reap_child(&mut self, id: u32) {
+        let own = self.processes.current_id();
+        let is_child = self.processes.ended.get(&id).is_some_and(|ended| ended.parent == own);
+        if !is_child {
+            // The end of a tracee, which its parent waits for as well.
+            self.processes.tracing.ended.remove(&id);
+            return;
+        }
         let spent = self.processes.spent_by(id);
         let info = &mut self.processes.current.info;
         info.children = info.children.saturating_add(spent);

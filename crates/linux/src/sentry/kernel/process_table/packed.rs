@@ -26,7 +26,7 @@ pub(crate) struct PackedProcessTable {
 impl PackedProcessTable {
     /// The current process of a table, and the packed table.
     pub(in crate::sentry) fn split(table: ProcessTable) -> (Process, Self) {
-        let ProcessTable { current, mut others, layouts, ended, timed } = table;
+        let ProcessTable { current, mut others, layouts, ended, timed, tracing: _ } = table;
         let info = current.info.clone();
         let mut written = vec![(info.id, info.strings.clone())];
         for (&id, process) in &mut others {
@@ -53,7 +53,8 @@ impl PackedProcessTable {
             }
             read.insert(id, strings.clone());
         }
-        ProcessTable { current: current(info), others, layouts, ended, timed }
+        let tracing = Default::default();
+        ProcessTable { current: current(info), others, layouts, ended, timed, tracing }
     }
 }
 

@@ -36,7 +36,7 @@ impl Process {
     }
 
     /// Whether it ignores the ends and stops of its children.
-    fn ignores_stops(&self) -> bool {
+    pub(in crate::sentry) fn ignores_stops(&self) -> bool {
         self.action(libc::SIGCHLD as u8).has(libc::SA_NOCLDSTOP)
     }
 
@@ -57,13 +57,14 @@ impl Process {
     }
 
     /// Records a signal: for one thread, or for any that takes it. Returns whether it fitted.
-    fn note_signal(&mut self, to: Option<u32>, info: SignalInfo) -> bool {
-        // Ignored signals are dropped unless a thread may wait for them.
+    fn note_signal(&mut self, to: Option<u32>, info: SignalInfo, is_traced: bool) -> bool {
+        // Ignored signals are dropped unless a thread may wait for them, or a tracer sees them.
         let blocked = match to.and_then(|id| self.threads.get(id)) {
             Some(thread) => thread.blocked,
             None => self.threads.iter().fold(u64::MAX, |all, (_, thread)| all & thread.blocked),
         };
-        if self.fate(info.signal) == DefaultAction::Ignored && blocked & bit(info.signal) == 0 {
+        let open = blocked & bit(info.signal) == 0 && !is_traced;
+        if self.fate(info.signal) == DefaultAction::Ignored && open {
             return true;
         }
         // As in Linux the first thread takes signals for the process, if it takes them at all.
@@ -143,6 +144,12 @@ impl Kernel {
 
     /// Whether a signal that stops the current process has come to a thread that may take it.
     pub(crate) fn is_to_stop(&self) -> bool {
+        if !self.processes.tracing.is_empty()
+            && self.processes.tracing.traces_process(self.processes.current_id())
+        {
+            // Its tracer takes them first.
+            return false;
+        }
         let open = |(id, thread): (u32, &Thread)| {
             let own = if id == self.processes.current.threads.current_id() {
                 self.processes.current.pending.set()
@@ -187,12 +194,16 @@ impl Kernel {
             // Its stack is the child's.
             return false;
         }
+        let trace = self.processes.tracing.get(id);
+        if trace.is_some_and(|trace| trace.injected.is_some()) {
+            return true;
+        }
         if thread.pending.is_empty() && self.processes.current.pending.is_empty() {
             return false;
         }
         // Stop signals are for the process, when none of its threads runs.
         let came = (thread.pending.set() | self.processes.current.pending.set()) & !thread.blocked;
-        came != 0 && (came & STOPPING == 0 || came & !self.stopping() != 0)
+        came != 0 && (trace.is_some() || came & STOPPING == 0 || came & !self.stopping() != 0)
     }
 
     /// Sends the current process a signal: for one thread, or for any that takes it. Returns
@@ -220,21 +231,29 @@ impl Kernel {
                 }
             }
             // It ends in every state.
-            libc::SIGKILL => process.info.stopped = None,
+            libc::SIGKILL => {
+                process.info.stopped = None;
+                self.processes.tracing.end_stops(id);
+            }
             _ if STOPPING & bit(info.signal) != 0 => {
                 process.drop_signals(bit(libc::SIGCONT as u8));
             }
             _ => {}
         }
-        self.processes.get_mut(id).is_none_or(|process| process.note_signal(to, info))
+        let is_traced =
+            !self.processes.tracing.is_empty() && self.processes.tracing.traces_process(id);
+        self.processes.get_mut(id).is_none_or(|process| process.note_signal(to, info, is_traced))
     }
 
     /// Process `id` stops by a signal or continues; its parent is notified.
-    fn set_stopped(&mut self, id: u32, by: Option<u8>) {
+    pub(in crate::sentry) fn set_stopped(&mut self, id: u32, by: Option<u8>) {
         let Some(own) = self.processes.info_mut(id) else { return };
         own.stopped = by;
         own.news = Some(by.map_or(ChildEvent::Continued, ChildEvent::Stopped));
         let parent = own.parent;
+        if by.is_none() {
+            self.note_continued(id);
+        }
         let (code, status) = match by {
             Some(signal) => (libc::CLD_STOPPED, signal),
             None => (libc::CLD_CONTINUED, libc::SIGCONT as u8),
