@@ -13,9 +13,10 @@ use std::collections::{BTreeSet, HashSet};
 
 use wasmparser::{ExternalKind, ValType};
 
-use crate::model::Model;
+use crate::model::{ImportName, Model};
+use crate::name_list::shorten;
 use crate::names;
-use crate::refusal::Refusal;
+use crate::refusal::{MAX_REFUSALS, Refusal};
 
 /// The functions that will be called once the state to come back to is saved.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,20 +66,11 @@ fn list(names: &[String]) -> String {
     if names.is_empty() { "no function at all".into() } else { crate::name_list(names) }
 }
 
-/// An import's two names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Import {
-    /// The module name.
-    pub module: String,
-    /// The field name.
-    pub name: String,
-}
-
 /// A linear memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// Where it comes from, if imported.
-    pub import: Option<Import>,
+    /// Whether it is imported.
+    pub imported: bool,
     /// The least size, in Wasm pages.
     pub minimum: u64,
     /// The largest size, in Wasm pages, if declared.
@@ -94,8 +86,8 @@ pub struct Memory {
 /// A global.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Global {
-    /// Where it comes from, if imported.
-    pub import: Option<Import>,
+    /// Whether it is imported.
+    pub imported: bool,
     /// Whether it is mutable.
     pub mutable: bool,
     /// Whether the host can reach it by an export.
@@ -110,8 +102,8 @@ pub struct Global {
 /// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// Where it comes from, if imported.
-    pub import: Option<Import>,
+    /// Whether it is imported.
+    pub imported: bool,
     /// The least size, in elements.
     pub minimum: u64,
     /// The largest size, in elements, if declared.
@@ -172,14 +164,15 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    /// Why an instance of the module cannot be restored in place; empty when it can.
+    /// Why an instance of the module cannot be restored in place; empty when it can. At most the
+    /// first eight reasons, with one for each table, and names of at most 200 characters.
     #[must_use]
     pub fn refusals(&self) -> &[Refusal] {
         &self.reset
     }
 
     /// Why a warm instance's state cannot be written into a new module; empty when it can, unless
-    /// a value turns up that has no constant form.
+    /// a value turns up that has no constant form. The limits of [`Analysis::refusals`] hold.
     #[must_use]
     pub fn bake_refusals(&self) -> &[Refusal] {
         &self.bake
@@ -273,8 +266,23 @@ fn host_writer(model: &Model<'_>, reached: &BTreeSet<u32>) -> Option<u32> {
         .find(|function| exported || model.passes_objects(*function))
 }
 
-fn import_of(import: Option<(&str, &str)>) -> Option<Import> {
-    import.map(|(module, name)| Import { module: module.to_owned(), name: name.to_owned() })
+/// Adds the refusal that `make` makes, unless the list is full or holds one like it.
+///
+/// A stranger's module may hold a million functions with a reason each, and the names of an import
+/// may take 200,000 bytes.
+fn note(
+    refusals: &mut Vec<Refusal>,
+    is_like_it: impl Fn(&Refusal) -> bool,
+    make: impl FnOnce() -> Refusal,
+) {
+    if refusals.len() < MAX_REFUSALS && !refusals.iter().any(is_like_it) {
+        refusals.push(make());
+    }
+}
+
+/// The two names of an import, for a refusal.
+fn shorten_names((module, name): ImportName<'_>) -> (String, String) {
+    (shorten(module), shorten(name))
 }
 
 pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, AnalyzeError> {
@@ -286,7 +294,7 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
     let exported_globals = exports(ExternalKind::Global);
     let exported_tables = exports(ExternalKind::Table);
     let memories = model.memories.iter().map(|memory| Memory {
-        import: import_of(memory.import),
+        imported: memory.import.is_some(),
         minimum: memory.ty.initial,
         maximum: memory.ty.maximum,
         page_size_log2: memory.ty.page_size_log2.unwrap_or(16),
@@ -294,14 +302,14 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
         shared: memory.ty.shared,
     });
     let globals = model.globals.iter().enumerate().map(|(index, global)| Global {
-        import: import_of(global.import),
+        imported: global.import.is_some(),
         mutable: global.ty.mutable,
         exported: exported_globals.contains(&index),
         set_by: Vec::new(),
         changeable: global.ty.mutable && exported_globals.contains(&index),
     });
     let tables = model.tables.iter().enumerate().map(|(index, table)| Table {
-        import: import_of(table.import),
+        imported: table.import.is_some(),
         minimum: table.ty.initial,
         maximum: table.ty.maximum,
         exported: exported_tables.contains(&index),
@@ -334,20 +342,18 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
         reset: Vec::new(),
         bake: Vec::new(),
     };
-    analysis.static_refusals();
+    analysis.static_refusals(model);
     if let Some(function) = host_writer(model, &analysis.reached) {
-        let refusal = Refusal::GcHost { function };
-        analysis.bake.push(refusal.clone());
-        analysis.reset.push(refusal);
+        analysis.refuse(true, |_| false, || Refusal::GcHost { function });
     }
     if analysis.reached.range(..model.imported_functions).next().is_some() {
-        for table in analysis.tables.iter_mut().filter(|t| t.exported && t.import.is_none()) {
+        for table in analysis.tables.iter_mut().filter(|t| t.exported && !t.imported) {
             (table.by_host, table.changeable) = (true, true);
         }
     }
     for (function, body) in (model.imported_functions..).zip(&model.bodies) {
         let reached = analysis.reached.contains(&function);
-        analysis.add(function, &body.effects, reached);
+        analysis.add(model, function, &body.effects, reached);
     }
     for segment in analysis.data.iter_mut().chain(&mut analysis.elements) {
         segment.changeable &= segment.passive && segment.used;
@@ -357,23 +363,30 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
 
 impl Analysis {
     /// Refusals that hang on declarations alone.
-    fn static_refusals(&mut self) {
-        for (index, memory) in (0..).zip(&self.memories) {
-            if let Some(Import { module, name }) = memory.import.clone() {
-                self.reset.push(Refusal::ImportedMemory { memory: index, module, name });
-            } else if memory.shared {
-                self.reset.push(Refusal::SharedMemory { memory: index });
+    fn static_refusals(&mut self, model: &Model<'_>) {
+        let memories = (0..).zip(&model.memories).filter_map(|(memory, of)| match of.import {
+            Some(import) => {
+                let (module, name) = shorten_names(import);
+                Some(Refusal::ImportedMemory { memory, module, name })
             }
-        }
-        for (index, global) in (0..).zip(&self.globals) {
-            if let (Some(Import { module, name }), true) = (global.import.clone(), global.mutable) {
-                self.reset.push(Refusal::ImportedMutableGlobal { global: index, module, name });
-            }
-        }
+            None => of.ty.shared.then_some(Refusal::SharedMemory { memory }),
+        });
+        let mutable = (0..).zip(&model.globals).filter(|(_, global)| global.ty.mutable);
+        let globals = mutable.filter_map(|(global, of)| {
+            let (module, name) = shorten_names(of.import?);
+            Some(Refusal::ImportedMutableGlobal { global, module, name })
+        });
+        self.reset = memories.chain(globals).take(MAX_REFUSALS).collect();
         self.bake = self.reset.clone();
     }
 
-    fn add(&mut self, function: u32, effects: &crate::effects::Effects, reached: bool) {
+    fn add(
+        &mut self,
+        model: &Model<'_>,
+        function: u32,
+        effects: &crate::effects::Effects,
+        reached: bool,
+    ) {
         for &global in &effects.global_sets {
             if let Some(global) = self.globals.get_mut(global as usize) {
                 global.set_by.push(function);
@@ -385,13 +398,15 @@ impl Analysis {
             table.written = true;
             table.changeable |= reached;
             table.growable |= reached && effects.table_grows.contains(&index);
-            if let Some(Import { module, name }) = table.import.clone() {
-                let refusal =
-                    Refusal::ImportedTableWritten { table: index, module, name, function };
-                self.bake.push(refusal.clone());
-                if reached {
-                    self.reset.push(refusal);
-                }
+            if let Some(import) = model.tables.get(index as usize).and_then(|table| table.import) {
+                let is_of_table = |refusal: &Refusal| match refusal {
+                    Refusal::ImportedTableWritten { table, .. } => *table == index,
+                    _ => false,
+                };
+                self.refuse(reached, is_of_table, || {
+                    let (module, name) = shorten_names(import);
+                    Refusal::ImportedTableWritten { table: index, module, name, function }
+                });
             }
         }
         let segments = [
@@ -412,14 +427,31 @@ impl Analysis {
             }
         }
         if let Some(instruction) = effects.gc_write {
-            let refusal = Refusal::GcWrite { function, instruction };
-            self.bake.push(refusal.clone());
-            if reached {
-                self.reset.push(refusal);
-            }
+            self.refuse(
+                reached,
+                |refusal| matches!(refusal, Refusal::GcWrite { .. }),
+                || Refusal::GcWrite { function, instruction },
+            );
         }
         if let (Some(instruction), true) = (effects.stack_switch, reached) {
-            self.reset.push(Refusal::StackSwitching { function, instruction });
+            note(
+                &mut self.reset,
+                |refusal| matches!(refusal, Refusal::StackSwitching { .. }),
+                || Refusal::StackSwitching { function, instruction },
+            );
+        }
+    }
+
+    /// Notes a refusal to bake, and to restore where a root reaches its cause.
+    fn refuse(
+        &mut self,
+        reached: bool,
+        is_like_it: impl Fn(&Refusal) -> bool,
+        make: impl Fn() -> Refusal,
+    ) {
+        note(&mut self.bake, &is_like_it, &make);
+        if reached {
+            note(&mut self.reset, is_like_it, make);
         }
     }
 }

@@ -120,7 +120,7 @@ impl Memory {
     #[must_use]
     pub fn has_mark(&self) -> bool {
         let bytes = u128::from(self.minimum) << self.page_size_log2.min(64);
-        self.import.is_none() && !self.shared && bytes >= MARK_BYTES as u128
+        !self.imported && !self.shared && bytes >= MARK_BYTES as u128
     }
 }
 

@@ -50,9 +50,7 @@ mod stack;
 /// Identifies the build of this crate: preparations of different builds may differ.
 pub const BUILD: &str = env!("AFRESH_REWRITE_BUILD");
 
-pub use analysis::{
-    Analysis, AnalyzeError, Global, Import, Memory, Roots, Segment, Table, analyze,
-};
+pub use analysis::{Analysis, AnalyzeError, Global, Memory, Roots, Segment, Table, analyze};
 pub use bake::{BakeError, WarmState, WarmValue, bake};
 pub use component::{
     MARK_BYTES, NestedModule, OpenComponent, PrepareComponentError, PreparedComponent,

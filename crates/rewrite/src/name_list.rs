@@ -15,14 +15,19 @@ const MAX_NAME_CHARS: usize = 200;
 /// ```
 #[must_use]
 pub fn name_list(names: &[String]) -> String {
-    let shortened = |name: &String| match name.char_indices().nth(MAX_NAME_CHARS) {
-        Some((end, _)) => format!("{}...", printable(&name[..end])),
-        None => printable(name),
-    };
-    let few: Vec<String> = names.iter().take(MAX_NAMES).map(shortened).collect();
+    let shown = |name: &String| printable(&shorten(name));
+    let few: Vec<String> = names.iter().take(MAX_NAMES).map(shown).collect();
     match names.len().saturating_sub(MAX_NAMES) {
         0 => few.join(", "),
         more => format!("{}, and {more} more", few.join(", ")),
+    }
+}
+
+/// The beginning of a name, followed by `...` where the name is longer.
+pub(crate) fn shorten(name: &str) -> String {
+    match name.char_indices().nth(MAX_NAME_CHARS) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_owned(),
     }
 }
 

@@ -492,7 +492,7 @@ fn show(
     for (index, table) in (0..).zip(&model.tables) {
         let of = analysis.tables.get(index as usize);
         // The host may have written an exported table, so its elements have to be looked at.
-        if of.is_some_and(|of| of.import.is_none() && (of.written || of.exported)) {
+        if of.is_some_and(|of| !of.imported && (of.written || of.exported)) {
             add.export(&names::table(index), ExportKind::Table, index);
             visible.tables.push(index);
             functions |= may_hold_function(wasmparser::ValType::Ref(table.ty.element_type));

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Maximum refusals of a module, of each kind of work.
+pub(crate) const MAX_REFUSALS: usize = 8;
+
 /// One reason, naming the item that causes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -20,9 +23,9 @@ pub enum Refusal {
     ImportedMemory {
         /// The memory's index.
         memory: u32,
-        /// The import's module name.
+        /// The import's module name, shortened.
         module: String,
-        /// The import's field name.
+        /// The import's field name, shortened.
         name: String,
     },
     /// An imported mutable global belongs to its exporter.
@@ -33,9 +36,9 @@ pub enum Refusal {
     ImportedMutableGlobal {
         /// The global's index.
         global: u32,
-        /// The import's module name.
+        /// The import's module name, shortened.
         module: String,
-        /// The import's field name.
+        /// The import's field name, shortened.
         name: String,
     },
     /// An imported table that the module itself writes.
@@ -46,11 +49,11 @@ pub enum Refusal {
     ImportedTableWritten {
         /// The table's index.
         table: u32,
-        /// The import's module name.
+        /// The import's module name, shortened.
         module: String,
-        /// The import's field name.
+        /// The import's field name, shortened.
         name: String,
-        /// The function that writes it.
+        /// The first function that writes it.
         function: u32,
     },
     /// An instruction that changes a GC object in place; such changes leave no trace to undo.
@@ -58,7 +61,7 @@ pub enum Refusal {
         "function {function} changes a GC object in place ({instruction}), which cannot be undone"
     )]
     GcWrite {
-        /// The function.
+        /// The first such function.
         function: u32,
         /// The instruction.
         instruction: &'static str,
@@ -77,7 +80,7 @@ pub enum Refusal {
         "function {function} switches stacks ({instruction}): a suspended stack cannot be restored"
     )]
     StackSwitching {
-        /// The function.
+        /// The first such function.
         function: u32,
         /// The instruction.
         instruction: &'static str,

@@ -109,7 +109,7 @@ impl<'a> DeclaredMemory<'a> {
     fn all(module: &'a NestedModule) -> impl Iterator<Item = Self> + 'a {
         (0u32..)
             .zip(&module.memories)
-            .filter(|(_, memory)| memory.import.is_none())
+            .filter(|(_, memory)| !memory.imported)
             .map(move |(index, _)| Self { module, index })
     }
 

@@ -102,7 +102,7 @@ fn a_component_loses_the_data_of_all_its_modules() {
     let expected =
         [vec![segment(0, 1, b"aa")], vec![segment(1, 2, b"bb")], vec![segment(1, 65536, b"cc")]];
     assert_eq!(segments, expected);
-    assert!(prepared.modules[1].memories[0].import.is_some());
+    assert!(prepared.modules[1].memories[0].imported);
     let engine: Engine = engine();
     let component = Component::new(&engine, &prepared.component).expect("valid");
     let mut store = wasmtime::Store::new(&engine, ());

@@ -80,7 +80,7 @@ impl Preparation {
         let automatic = analysis.has_start.then_some(names::START);
         let reactor = analysis.exported_functions.iter().any(|n| n == INITIALIZE);
         let first = automatic.into_iter().chain(reactor.then_some(INITIALIZE));
-        let memories = (0..).zip(&analysis.memories).filter(|(_, m)| m.import.is_none());
+        let memories = (0..).zip(&analysis.memories).filter(|(_, m)| !m.imported);
         let segments = prepared.segments.iter().map(|segment| Segment {
             memory: segment.memory,
             offset: segment.offset,
