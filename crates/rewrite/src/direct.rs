@@ -7,8 +7,9 @@
 //! imports such functions gets them as its own functions, over the shim's table.
 //!
 //! Promises: each call arrives where it did, and traps where it did; no index of the component
-//! changes, and code of any other form stays as it is, byte for byte. May break it: a shim of
-//! another form, which is left alone.
+//! changes, and code of any other form stays as it is, byte for byte. The new functions of a
+//! component have at most 64 KiB more than the component itself. May break it: a shim of another
+//! form, which is left alone.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -41,15 +42,21 @@ const EXPORT: u8 = 11;
 /// gained, for their guests have more to do.
 const MAX_MODULE_SIZE: usize = 1 << 20;
 
+/// Maximum bytes of new functions beyond the size of the component. An import of five bytes becomes
+/// a function that passes up to 1,000 parameters on, in 3,000 bytes. Modules beyond the maximum stay
+/// as they are.
+const SPARE_BYTES: usize = 64 << 10;
+
 /// The component, with calls through shims made by the modules themselves, where that is possible.
 #[must_use]
 pub fn direct_calls(component: &[u8]) -> Vec<u8> {
-    level(component, 0).unwrap_or_else(|_| component.to_vec())
+    let mut room = component.len() + SPARE_BYTES;
+    level(component, 0, &mut room).unwrap_or_else(|_| component.to_vec())
 }
 
-/// One component, `depth` deep.
-fn level(wasm: &[u8], depth: u32) -> Result<Vec<u8>, PrepareComponentError> {
-    let plan = Level::read(wasm, depth)?.plan();
+/// One component, `depth` deep, with `room` for the bytes of new functions.
+fn level(wasm: &[u8], depth: u32, room: &mut usize) -> Result<Vec<u8>, PrepareComponentError> {
+    let plan = Level::read(wasm, depth)?.plan(room);
     let (mut module, mut instance) = (0, 0);
     each_section(wasm, depth, &mut |id, contents| match id {
         CORE_MODULE => {
@@ -63,7 +70,7 @@ fn level(wasm: &[u8], depth: u32) -> Result<Vec<u8>, PrepareComponentError> {
             let touched = plan.arguments.range(first..instance).next().is_some();
             touched.then(|| instances(section, first, &plan)).transpose()
         }
-        COMPONENT => level(contents, depth + 1).map(Some),
+        COMPONENT => level(contents, depth + 1, room).map(Some),
         _ => Ok(None),
     })
 }
@@ -222,7 +229,7 @@ impl<'a> Level<'a> {
         Ok(())
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self, room: &mut usize) -> Plan {
         let mut plan = Plan::default();
         // A component that takes modules from others or gives them some stays as it is, and so does
         // a module that is there more than once.
@@ -245,7 +252,7 @@ impl<'a> Level<'a> {
             if contents.len() > MAX_MODULE_SIZE || args.contains_key(SHIM) {
                 continue;
             }
-            if let Some((rewritten, shim)) = self.absorbed(contents, &args, &shims) {
+            if let Some((rewritten, shim)) = self.absorbed(contents, &args, &shims, room) {
                 plan.modules.insert(module, rewritten);
                 plan.arguments.insert(*instance, shim);
             }
@@ -254,12 +261,13 @@ impl<'a> Level<'a> {
     }
 
     /// The module with a shim's functions for its own, and that shim's instance; none where it
-    /// calls none.
+    /// calls none, or there is no room for them.
     fn absorbed(
         &self,
         wasm: &[u8],
         args: &BTreeMap<&str, u32>,
         shims: &[Option<Shim<'a>>],
+        room: &mut usize,
     ) -> Option<(Vec<u8>, u32)> {
         // The target of an import, if it is a function of a shim.
         let source = |module: &str, name: &str| {
@@ -276,6 +284,7 @@ impl<'a> Level<'a> {
         };
         let (mut functions, mut imported, mut defined) = (Vec::new(), 0, 0);
         let mut shim: Option<(u32, &Shim<'_>)> = None;
+        let mut left = *room;
         for payload in Parser::new(0).parse_all(wasm) {
             match payload.ok()? {
                 Payload::ImportSection(section) => {
@@ -289,6 +298,9 @@ impl<'a> Level<'a> {
                         let taken = found.filter(|(instance, of, _)| {
                             *instance == shim.get_or_insert((*instance, *of)).0
                         });
+                        if let Some((_, _, slot)) = taken {
+                            left = left.checked_sub(slot.bytes())?;
+                        }
                         functions.push(taken.map(|(_, _, slot)| DirectImport { ty, slot }));
                     }
                 }
@@ -304,6 +316,7 @@ impl<'a> Level<'a> {
         let mut module = Module::new();
         let mut absorbing = AbsorbedModule { imports, shim };
         absorbing.parse_core_module(&mut module, Parser::new(0), wasm).ok()?;
+        *room = left;
         Some((module.finish(), instance))
     }
 }
@@ -328,6 +341,13 @@ struct Slot {
     params: u32,
     /// Its place in the table.
     at: i32,
+}
+
+impl Slot {
+    /// Maximum bytes of a function that calls it.
+    fn bytes(self) -> usize {
+        24 + 3 * self.params as usize
+    }
 }
 
 /// A module whose exported functions do nothing but call through its one table, which it exports.

@@ -4,11 +4,13 @@ use std::fmt::Write;
 
 use afresh_budget::meter::{Meter, peak, total};
 use afresh_rewrite::{
-    PrepareError, PrepareOptions, WarmState, WarmValue, bake, link, prepare, prepare_component,
+    PrepareError, PrepareOptions, WarmState, WarmValue, bake, direct_calls, link, prepare,
+    prepare_component,
 };
 use wasm_encoder::{
-    CodeSection, Component, ExportKind, ExportSection, Function, FunctionSection, HeapType,
-    ImportSection, Module, RawSection, RefType, TableType, TypeSection,
+    CodeSection, Component, ComponentBuilder, EntityType, ExportKind, ExportSection, Function,
+    FunctionSection, HeapType, ImportSection, Module, ModuleArg, RawSection, RefType, TableSection,
+    TableType, TypeSection, ValType,
 };
 
 #[global_allocator]
@@ -79,8 +81,9 @@ fn eight_times_the_globals_take_eight_times_the_memory() {
     }
 }
 
-/// The longest name that a validator accepts.
+/// The longest name that a validator accepts, and the maximum number of parameters.
 const MAX_NAME_BYTES: usize = 100_000;
+const MAX_PARAMETERS: usize = 1000;
 
 const FUNCTIONS: TableType = TableType {
     element_type: RefType::FUNCREF,
@@ -130,5 +133,71 @@ fn a_refusal_is_short_however_many_reasons_a_module_has() {
     for wasm in [importing(10_000), writing_an_imported_table(10_000)] {
         let refused = prepare(&wasm, &PrepareOptions::default()).unwrap_err().to_string();
         assert!(refused.len() < 8192, "{} bytes", refused.len());
+    }
+}
+
+/// A type with the maximum number of parameters, and one without any.
+fn types() -> TypeSection {
+    let mut types = TypeSection::new();
+    types.ty().function([ValType::I32; MAX_PARAMETERS], []);
+    types.ty().function([], []);
+    types
+}
+
+/// A component whose modules all import one function of a shim, each this number of times. The
+/// function has the maximum number of parameters.
+fn calling_a_shim(modules: usize, imports: usize) -> Vec<u8> {
+    let shim = {
+        let (mut functions, mut tables) = (FunctionSection::new(), TableSection::new());
+        functions.function(0);
+        tables.table(FUNCTIONS);
+        let mut exports = ExportSection::new();
+        exports.export("0", ExportKind::Func, 0).export("$imports", ExportKind::Table, 0);
+        let (mut code, mut body) = (CodeSection::new(), Function::new([]));
+        let mut instructions = body.instructions();
+        for local in 0..MAX_PARAMETERS {
+            instructions.local_get(local as u32);
+        }
+        instructions.i32_const(0).call_indirect(0, 0).end();
+        code.function(&body);
+        let mut module = Module::new();
+        module.section(&types()).section(&functions).section(&tables);
+        module.section(&exports).section(&code).clone()
+    };
+    let caller = {
+        let (mut imported, mut functions) = (ImportSection::new(), FunctionSection::new());
+        for _ in 0..imports {
+            imported.import("", "0", EntityType::Function(0));
+        }
+        functions.function(1);
+        let (mut code, mut body) = (CodeSection::new(), Function::new([]));
+        body.instructions().end();
+        code.function(&body);
+        let mut module = Module::new();
+        module.section(&types()).section(&imported).section(&functions);
+        module.section(&code).clone()
+    };
+    let mut component = ComponentBuilder::default();
+    let shim = component.core_module(None, &shim);
+    let none: [(&str, ModuleArg); 0] = [];
+    let shim = component.core_instantiate(None, shim, none);
+    let function = component.core_alias_export(None, shim, "0", ExportKind::Func);
+    let functions = component.core_instantiate_exports(None, [("0", ExportKind::Func, function)]);
+    for _ in 0..modules {
+        let caller = component.core_module(None, &caller);
+        component.core_instantiate(None, caller, [("", ModuleArg::Instance(functions))]);
+    }
+    component.finish()
+}
+
+#[test]
+fn direct_calls_do_not_write_a_long_function_for_each_short_import() {
+    for (modules, imports) in [(1, 10_000), (200, 20)] {
+        let wasm = calling_a_shim(modules, imports);
+        let (direct, bytes) = peak(|| direct_calls(&wasm));
+        assert!(direct.len() <= 2 * wasm.len() + (64 << 10), "{} bytes", direct.len());
+        assert!(bytes < 16 * wasm.len(), "{bytes} bytes for {}", wasm.len());
+        // As many modules as there is room for.
+        assert_eq!(direct == wasm, modules == 1);
     }
 }
