@@ -4,7 +4,8 @@
 //! Only validated modules get here, so that rewriting never turns an invalid module into a valid
 //! one. The proposals allowed are those that Wasmtime knows; shared-everything-threads,
 //! custom descriptors and memory control are not among them, because their state is not covered
-//! by [`crate::effects`].
+//! by [`crate::effects`]. Nor are compact imports, which Wasmtime refuses: a validator copies the
+//! module name for each import, and here a million imports may share one of 100,000 bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,7 +108,6 @@ pub(crate) fn features() -> WasmFeatures {
         | WasmFeatures::STACK_SWITCHING
         | WasmFeatures::CUSTOM_PAGE_SIZES
         | WasmFeatures::WIDE_ARITHMETIC
-        | WasmFeatures::COMPACT_IMPORTS
 }
 
 /// Splits a section's contents into the count and the items after it.

@@ -9,8 +9,8 @@ use afresh_rewrite::{
 };
 use wasm_encoder::{
     CodeSection, Component, ComponentBuilder, EntityType, ExportKind, ExportSection, Function,
-    FunctionSection, HeapType, ImportSection, Module, ModuleArg, RawSection, RefType, TableSection,
-    TableType, TypeSection, ValType,
+    FunctionSection, GlobalType, HeapType, ImportSection, Imports, Module, ModuleArg, RawSection,
+    RefType, TableSection, TableType, TypeSection, ValType,
 };
 
 #[global_allocator]
@@ -200,4 +200,22 @@ fn direct_calls_do_not_write_a_long_function_for_each_short_import() {
         // As many modules as there is room for.
         assert_eq!(direct == wasm, modules == 1);
     }
+}
+
+#[test]
+fn imports_that_share_one_long_module_name_are_refused() {
+    let ty = GlobalType { val_type: ValType::I32, mutable: false, shared: false };
+    let names: Vec<String> = (0..1000).map(|index| index.to_string()).collect();
+    let mut imports = ImportSection::new();
+    imports.imports(Imports::Compact2 {
+        module: &"m".repeat(MAX_NAME_BYTES),
+        ty: EntityType::Global(ty),
+        names: names.iter().map(String::as_str).collect(),
+    });
+    let mut module = Module::new();
+    module.section(&imports);
+    let wasm = module.finish();
+    let (prepared, bytes) = peak(|| prepare(&wasm, &PrepareOptions::default()));
+    assert!(prepared.unwrap_err().to_string().contains("compact imports"));
+    assert!(bytes < wasm.len() * 16, "{bytes} bytes");
 }
