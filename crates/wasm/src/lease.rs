@@ -370,12 +370,20 @@ impl<'a> Lease<'a> {
     pub fn set_limits(&mut self, options: &CallOptions) -> Result<LeaseLimits, LoadError> {
         let stores = &self.warm.pools.blueprint().stores;
         let set = stores.limits_over(options, self.limits)?;
-        Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
+        Ok(LeaseLimits(self.replace_limits(set)))
     }
 
     /// Sets limits that the lease had before.
     pub fn restore_limits(&mut self, limits: LeaseLimits) {
-        self.limits = limits.0;
+        self.replace_limits(limits.0);
+    }
+
+    /// Sets `limits`, lifts the fuel and deadline of the last call, and returns the limits before: a
+    /// call without such limits leaves the store as it is.
+    fn replace_limits(&mut self, limits: CallLimits) -> CallLimits {
+        let stores = &self.warm.pools.blueprint().stores;
+        stores.unlimit(self.live.parts().store);
+        std::mem::replace(&mut self.limits, limits)
     }
 
     /// Drops the instance instead of bringing it back.

@@ -369,12 +369,18 @@ impl ComponentLease<'_> {
     /// [`LoadError::Limit`] for a limit that the engine was not set up to keep; nothing is changed.
     pub fn set_limits(&mut self, options: &CallOptions) -> Result<LeaseLimits, LoadError> {
         let set = self.warm.stores.limits_over(options, self.limits)?;
-        Ok(LeaseLimits(std::mem::replace(&mut self.limits, set)))
+        Ok(LeaseLimits(self.replace_limits(set)))
     }
 
     /// Sets limits that the lease had before.
     pub fn restore_limits(&mut self, limits: LeaseLimits) {
-        self.limits = limits.0;
+        self.replace_limits(limits.0);
+    }
+
+    /// Sets `limits`, lifts the fuel and deadline of the last call, and returns the limits before.
+    fn replace_limits(&mut self, limits: CallLimits) -> CallLimits {
+        self.warm.stores.unlimit(&mut self.store);
+        std::mem::replace(&mut self.limits, limits)
     }
 
     /// Drops the instance, as the end of the lease does: each call has a new one.

@@ -1,6 +1,8 @@
 //! Fresh mode: features that reset mode refuses, and components.
 
-use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Val, WarmError, WarmUp};
+use afresh_wasm::{
+    CallOptions, Engine, EngineConfig, Guest, GuestOptions, Mode, Val, WarmError, WarmUp,
+};
 use wasmtime::component::Val as ComponentVal;
 
 fn engine() -> Engine {
@@ -103,5 +105,20 @@ fn a_component_runs_on_an_engine_that_counts_fuel_and_within_its_limit() {
         let warm = guest.warm_component().unwrap();
         let answer = warm.lease().unwrap().call("bump", &[]);
         assert_eq!(answer.is_ok(), works, "{fuel:?}: {answer:?}");
+    }
+}
+
+#[test]
+fn the_fuel_of_a_call_does_not_reach_the_next_call_of_a_component() {
+    let engine = Engine::new(EngineConfig { fuel: true, ..EngineConfig::default() }).unwrap();
+    let wasm = wat::parse_str(COMPONENT).unwrap();
+    let warm = Guest::new(&engine, &wasm).unwrap().warm_component().unwrap();
+    let mut lease = warm.lease().unwrap();
+    let limits = lease.set_limits(&CallOptions::new().fuel(1000)).unwrap();
+    lease.call("bump", &[]).unwrap();
+    lease.restore_limits(limits);
+    for call in 0..1000 {
+        let answer = lease.call("bump", &[]);
+        assert!(answer.is_ok(), "call {call}: {answer:?}");
     }
 }

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use afresh_wasm::{
-    CallError, ComponentLease, Engine, EngineConfig, Guest, GuestOptions, Lease, LeaseOptions,
-    LoadError, Mode, Output, OwnedComponentLease, OwnedLease, Val, Warm, WarmError, WarmUp, Wasi,
+    CallError, CallOptions, ComponentLease, Engine, EngineConfig, Guest, GuestOptions, Lease,
+    LeaseOptions, LoadError, Mode, Output, OwnedComponentLease, OwnedLease, Val, Warm, WarmError,
+    WarmUp, Wasi,
 };
 
 fn engine() -> Engine {
@@ -117,6 +118,25 @@ fn each_lease_has_its_own_limits() {
             let mut lease = warm.lease().unwrap();
             (1..2000).for_each(|n| assert_eq!(number(&mut lease, "step"), 2 * n));
         }
+    }
+}
+
+#[test]
+fn the_limits_of_a_call_do_not_reach_the_next_call_of_its_lease() {
+    let timeout = Duration::from_millis(20);
+    for mode in [Mode::Reset, Mode::Fresh] {
+        let warm = guest(COUNTER, in_mode(mode)).warm(WarmUp::new()).unwrap();
+        let mut lease = warm.lease().unwrap();
+        let limits = lease.set_limits(&CallOptions::new().fuel(1000)).unwrap();
+        assert_eq!(number(&mut lease, "step"), 2);
+        lease.restore_limits(limits);
+        (2..2000).for_each(|n| assert_eq!(number(&mut lease, "step"), 2 * n));
+
+        let limits = lease.set_limits(&CallOptions::new().timeout(timeout)).unwrap();
+        assert_eq!(number(&mut lease, "step"), 4000);
+        lease.restore_limits(limits);
+        std::thread::sleep(3 * timeout);
+        assert_eq!(number(&mut lease, "step"), 4002, "{mode:?}");
     }
 }
 
