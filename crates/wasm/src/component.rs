@@ -11,6 +11,8 @@ pub(crate) mod lease;
 pub(crate) mod nested;
 pub(crate) mod shared;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
@@ -78,9 +80,17 @@ impl Outline {
         let (_, probed) =
             record_memories(|| now(stores.way.instantiate_component(&probe, &mut store)))
                 .map_err(WarmError::Instantiate)?;
+        // The limiter compared each memory of the probe alone.
+        store.data_mut().set_memories(&probed);
+        store.data_mut().check_memory_limit().map_err(WarmError::Instantiate)?;
+        // Instances of one module share their images.
+        let mut built = BTreeMap::new();
         let cold = in_order(&prepared, &probed)?
             .into_iter()
-            .map(|declared| declared.warm_memory())
+            .map(|declared| match built.entry(declared.key()) {
+                Entry::Occupied(known) => Ok(WarmMemory::clone(known.get())),
+                Entry::Vacant(place) => Ok(place.insert(declared.warm_memory()?).clone()),
+            })
             .collect::<Result<Vec<_>, WarmError>>()?;
         Ok(Self { prepared, linker, stores, cold })
     }
@@ -111,6 +121,11 @@ impl<'a> DeclaredMemory<'a> {
             .zip(&module.memories)
             .filter(|(_, memory)| !memory.imported)
             .map(move |(index, _)| Self { module, index })
+    }
+
+    /// Identifies the memory among all of the component.
+    fn key(&self) -> (*const NestedModule, u32) {
+        (self.module, self.index)
     }
 
     fn shape(&self) -> Shape {
@@ -264,8 +279,8 @@ impl WarmComponent {
         engine.check_process().map_err(WarmError::from)?;
         let wasm = frozen.program.read()?;
         let options = &with_files(options, frozen);
+        frozen.check_limit(options.memory_limit)?;
         let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
-        frozen.check_limit(outline.stores.memory_limit)?;
         outline.stores.thaw_files(frozen.files.as_ref())?;
         let (cold, warm) = (&outline.cold, &frozen.memories);
         if !cold.iter().map(|m| m.shape).eq(warm.iter().map(|m| m.shape)) {
@@ -464,5 +479,36 @@ impl WarmComponent {
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         self.inner.pool.stats()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineConfig;
+
+    /// Two instances of one module with a memory of a page.
+    const TWICE: &str = r#"(component
+        (core module $m (memory 1) (data (i32.const 8) "data"))
+        (core instance (instantiate $m))
+        (core instance (instantiate $m)))"#;
+
+    fn outline(memory_limit: usize) -> Result<Outline, WarmError> {
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let options = GuestOptions { memory_limit, ..GuestOptions::default() };
+        Outline::new(&engine, &options, &wat::parse_str(TWICE).unwrap(), &Clock::from(0))
+    }
+
+    #[test]
+    fn instances_of_one_module_share_an_image() {
+        let memories = outline(2 << 16).unwrap().cold;
+        assert_eq!(memories.len(), 2);
+        assert!(memories[0].image.same(&memories[1].image));
+    }
+
+    #[test]
+    fn memories_beyond_the_limit_together_are_refused_before_they_are_filled() {
+        let error = outline(3 << 15).err().expect("two pages are beyond one and a half");
+        assert!(error.to_string().contains("memory_limit"), "{error}");
     }
 }

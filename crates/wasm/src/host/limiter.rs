@@ -80,6 +80,17 @@ impl Host {
         }
     }
 
+    /// Fails if the memories and tables that it has exceed a limit together.
+    pub(crate) fn check_memory_limit(&mut self) -> wasmtime::Result<()> {
+        let bytes = self.memories.bytes().saturating_add(self.table_bytes);
+        match self.allows(bytes) {
+            true => Ok(()),
+            false => Err(wasmtime::Error::msg(format!(
+                "memories and tables take {bytes} bytes, which is beyond `memory_limit`: raise the limit"
+            ))),
+        }
+    }
+
     /// Whether memories and tables may have `bytes` together.
     fn allows(&mut self, bytes: usize) -> bool {
         let total = match self.parts.limiter.0.clone() {
