@@ -2,7 +2,7 @@
 //!
 //! Promises: an old name of a file is removed only once the file has all its new names, in whichever
 //! of the directories these are, so that bytes which the guest has only moved are always somewhere.
-//! What can be done is done, whatever fails beside it.
+//! A failure of one path stops no other.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;

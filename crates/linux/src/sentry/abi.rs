@@ -69,7 +69,7 @@ impl FileStatus {
     }
 
     /// That of a file that was found in a directory.
-    pub(crate) fn found(tree: &Tree, node: Node, above: Node) -> Result<Self, Refused> {
+    pub(crate) fn of_entry(tree: &Tree, node: Node, above: Node) -> Result<Self, Refused> {
         let status = Self::within(tree, node, FileSystem::Root)?;
         let is_directory = status.mode & libc::S_IFMT == libc::S_IFDIR;
         let directory = if is_directory { node } else { above };

@@ -125,7 +125,7 @@ impl Sentry {
     }
 
     fn encoded_attributes(&self, node: Node, above: Node) -> SyscallResult<Vec<u8>> {
-        let attributes = FileStatus::found(&self.state.tree, node, above)?;
+        let attributes = FileStatus::of_entry(&self.state.tree, node, above)?;
         Ok(abi::stat(&attributes, self.state.seen_owner(attributes.owner)))
     }
 }

@@ -77,11 +77,11 @@ impl FileSystem {
     /// That of a file of the tree. A file without a name, or with several, counts as one of the
     /// root.
     pub(crate) fn of(tree: &Tree, node: Node) -> Self {
-        Self::known(tree, node).unwrap_or_default()
+        Self::of_named(tree, node).unwrap_or_default()
     }
 
     /// That of a file of the tree with one name.
-    pub(in crate::sentry) fn known(tree: &Tree, node: Node) -> Option<Self> {
+    pub(in crate::sentry) fn of_named(tree: &Tree, node: Node) -> Option<Self> {
         match tree.stat(node).map(|stat| stat.kind) {
             Ok(Kind::Directory) => Some(Self::of_directory(tree, node)),
             _ => tree.name(node).map(|(above, _)| Self::of_directory(tree, above)),

@@ -30,7 +30,7 @@ impl Kernel {
             return SeenEvents::default();
         };
         let passed = |id: u64| self.channels.get(id).map_or(0, |channel| channel.passed());
-        let taken = |id: u64| self.channels.get(id).map_or(0, |channel| channel.taken());
+        let taken = |id: u64| self.channels.get(id).map_or(0, |channel| channel.bytes_read());
         let arrivals = match self.table.description(id).map(|found| &found.open) {
             Some(FileObject::Pipe { channel, .. }) => passed(*channel),
             Some(FileObject::Fifo(fifo)) => passed(fifo.channel),

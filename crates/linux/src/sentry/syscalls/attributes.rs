@@ -314,7 +314,7 @@ impl Sentry {
         let place = self.place(process, to.0, to.1)?;
         let tree = &self.state.tree;
         let target = FileSystem::of_directory(tree, place.directory);
-        if FileSystem::known(tree, node).is_some_and(|system| system != target) {
+        if FileSystem::of_named(tree, node).is_some_and(|system| system != target) {
             let exists = place.found.is_some();
             return Err(if exists { Errno::EXIST } else { Errno::XDEV }.into());
         }

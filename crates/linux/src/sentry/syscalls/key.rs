@@ -122,7 +122,7 @@ impl Sentry {
                 found.push(root);
             }
             if enters(key) {
-                found.extend(keys.found(root, &meant, enters));
+                found.extend(keys.find_all(root, &meant, enters));
             }
             all.push(found);
         }
@@ -288,7 +288,7 @@ impl Sentry {
         let ids = self.state.ids();
         let enters = |key: &Key| allows(key, keyring.possessed, &ids, SEARCH) && !key.revoked;
         let meant = |_, key: &Key| key.kind == kind && key.description == description;
-        self.state.keys.found(keyring.id, meant, enters)
+        self.state.keys.find_all(keyring.id, meant, enters)
     }
 
     /// `add_key(2)`: the types are `user`, `logon`, `big_key` and `keyring`.

@@ -186,7 +186,7 @@ impl Sentry {
                     if flags == libc::AT_SYMLINK_NOFOLLOW {
                         self.lookup = FileLookup::new(at as i32, path, &place);
                     }
-                    return Ok(FileStatus::found(&self.state.tree, node, place.directory)?);
+                    return Ok(FileStatus::of_entry(&self.state.tree, node, place.directory)?);
                 }
                 ResolvedPath::Own(meant) => return self.attributes_meant(&meant, follow),
             }

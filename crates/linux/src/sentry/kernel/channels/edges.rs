@@ -9,7 +9,7 @@ impl Channel {
     }
 
     /// Bytes that were read from it so far.
-    pub(crate) fn taken(&self) -> u64 {
+    pub(crate) fn bytes_read(&self) -> u64 {
         self.taken
     }
 

@@ -141,7 +141,7 @@ impl Keys {
 
     /// The keys within a keyring that `meant` means, nearest first, through keyrings that
     /// `enters` lets it search. Each keyring is searched once.
-    pub(in crate::sentry) fn found(
+    pub(in crate::sentry) fn find_all(
         &self,
         keyring: i32,
         meant: impl Fn(i32, &Key) -> bool,
