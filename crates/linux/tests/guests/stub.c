@@ -45,14 +45,15 @@ static const unsigned char *find(const char *bytes, int len) {
     return last;
 }
 
-/* Where the kernel put the frame of the last call that trapped: the one whose stack is the stub's.
- */
+/* Where the kernel put the frame of the last call that trapped: the one whose stack is the stub's. An
+ * older frame, of a processor state with another size, is below. */
 static long *frame(void) {
+    long *last = 0;
     for (long *at = (void *)SIGNAL_STACK; at < (long *)(END - 512); at++)
         if (at[2] == SIGNAL_STACK && at[4] == 0x4000 && at[0] >> 40 == 0 && at[REGISTERS + RIP - 1] >> 40 == 0 &&
             (unsigned short)at[REGISTERS + SELECTORS - 1] == 0x33)
-            return at - 1;
-    return 0;
+            last = at - 1;
+    return last;
 }
 
 /* Writes the page of the secret. A reset copies back pages that are often written, which takes no

@@ -1,10 +1,10 @@
 //! Processes that trace others (`ptrace`), and the tools that do.
 
-use crate::common;
+use std::path::Path;
 
 use afresh_linux::{End, Program};
 
-use common::{compiled, here, limit};
+use crate::common::{compiled, here, limit};
 
 /// Runs a part of the tracer to its end.
 fn traces(part: &str) {
@@ -45,14 +45,15 @@ fn a_tracer_reads_and_writes_memory_through_a_file() {
     traces("memory");
 }
 
-/// The output of a tool of the host as a guest; `None` without it.
-fn tool(path: &str, args: &[&str]) -> Option<(End, String)> {
-    if !std::path::Path::new(path).exists() {
+/// The output of a tool of the host as a guest, which may read `grant`; `None` without it.
+fn tool(path: &str, args: &[&str], grant: Option<&Path>) -> Option<(End, String)> {
+    if !Path::new(path).exists() {
         println!("SKIPPED: no {path}");
         return None;
     }
     let program = args.iter().fold(Program::new(path), |program, arg| program.arg(*arg));
     let program = program.env("PATH", "/usr/bin:/bin").start_limit(limit(100));
+    let program = grant.into_iter().fold(program, |program, folder| program.grant(folder));
     let run = here(program.run(b""))?;
     Some((run.end, String::from_utf8_lossy(&run.output).into_owned() + &run.messages))
 }
@@ -61,7 +62,7 @@ fn tool(path: &str, args: &[&str]) -> Option<(End, String)> {
 fn strace_follows_a_shell_and_its_child() {
     let script = "/bin/true; exit 3";
     let args = ["-f", "-o", "/dev/stdout", "/bin/sh", "-c", script];
-    let Some((end, text)) = tool("/usr/bin/strace", &args) else { return };
+    let Some((end, text)) = tool("/usr/bin/strace", &args, None) else { return };
     assert_eq!(end, End::Exit(3), "{text}");
     for part in ["execve(\"/bin/true\"", "+++ exited with 0 +++", "SIGCHLD", "exit_group(3)"] {
         assert!(text.contains(part), "{part}: {text}");
@@ -71,9 +72,9 @@ fn strace_follows_a_shell_and_its_child() {
 #[test]
 fn gdb_shows_the_stack_of_a_program_that_fails() {
     let Some(path) = compiled("tracer.c", &["-static", "-g", "-DNONE"]) else { return };
-    let path = path.to_str().unwrap();
+    let (folder, path) = (path.parent(), path.to_str().unwrap());
     let args =
         ["-nx", "-batch", "-ex", "break main", "-ex", "run", "-ex", "bt", "-ex", "stepi", path];
-    let Some((end, text)) = tool("/usr/bin/gdb", &args) else { return };
+    let Some((end, text)) = tool("/usr/bin/gdb", &args, folder) else { return };
     assert!(end == End::Exit(0) && text.contains("#0  main"), "{end:?} {text}");
 }
