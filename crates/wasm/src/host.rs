@@ -538,6 +538,12 @@ impl Host {
         self.output = Some(output);
     }
 
+    /// Whether its standard output and error are those of this process.
+    pub(crate) fn inherits_output(&self) -> bool {
+        let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi);
+        matches!(self.output.as_ref().unwrap_or(&wasi.output), Output::Inherit)
+    }
+
     fn builder(&mut self) -> WasiCtxBuilder {
         let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi).clone();
         let mut builder = WasiCtxBuilder::new();

@@ -170,10 +170,11 @@ impl Call<'_> {
         let (kind, flags, base, inheriting) = match any(&files, fd)? {
             Descriptor::Standard(number) => {
                 let right = if *number == 0 { rights::READ } else { rights::WRITE };
+                // Only a stream of this process can be one, as in wasmtime-wasi.
                 let terminal = match number {
-                    0 => std::io::stdin().is_terminal(),
-                    1 => std::io::stdout().is_terminal(),
-                    _ => std::io::stderr().is_terminal(),
+                    0 => self.host.inherits_stdin() && std::io::stdin().is_terminal(),
+                    1 => self.host.inherits_output() && std::io::stdout().is_terminal(),
+                    _ => self.host.inherits_output() && std::io::stderr().is_terminal(),
                 };
                 let kind = if terminal { CHARACTERS } else { UNKNOWN };
                 (kind, 0, right, right)
