@@ -42,7 +42,7 @@ use crate::host::memories::{HostMemories, usable};
 use crate::host::watch::{CpuDeadline, StopHandle, Watch};
 
 pub use limiter::Limiter;
-pub(crate) use limiter::table_bytes;
+pub(crate) use limiter::{beyond_limit, table_bytes};
 use output::HandlerStream;
 pub use output::{Output, OutputHandler, StandardStream};
 

@@ -199,7 +199,7 @@ impl Warmer<'_> {
         warm_up: &WarmUp,
     ) -> Result<WarmedInstance, WarmError> {
         let memories = preparation
-            .cold_memories(&self.guest.wasm)?
+            .cold_memories(&self.guest.wasm, blueprint.stores.memory_limit)?
             .iter()
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
@@ -306,7 +306,7 @@ impl Warm {
         let plan = &preparation.plan;
         let (pools, cold) = match (warmed, prepared) {
             (None, _) => {
-                let memories = preparation.cold_memories(&guest.wasm)?;
+                let memories = preparation.cold_memories(&guest.wasm, options.memory_limit)?;
                 let state = Box::new(FreshState { blueprint, memories, state: None });
                 let pool = Pool::new(options.limits);
                 // A first instance shows errors that every later lease would have.

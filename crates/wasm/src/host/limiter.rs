@@ -85,9 +85,7 @@ impl Host {
         let bytes = self.memories.bytes().saturating_add(self.table_bytes);
         match self.allows(bytes) {
             true => Ok(()),
-            false => Err(wasmtime::Error::msg(format!(
-                "memories and tables take {bytes} bytes, which is beyond `memory_limit`: raise the limit"
-            ))),
+            false => Err(beyond_limit(bytes)),
         }
     }
 
@@ -99,6 +97,13 @@ impl Host {
         };
         bytes <= self.parts.memory_limit.min(total.unwrap_or(usize::MAX))
     }
+}
+
+/// The error of a guest whose memories and tables have `bytes` before it runs.
+pub(crate) fn beyond_limit(bytes: usize) -> wasmtime::Error {
+    wasmtime::Error::msg(format!(
+        "memories and tables take {bytes} bytes, which is beyond `memory_limit`: raise the limit"
+    ))
 }
 
 /// Host memory of a table, which the memory limit bounds too: an element takes a few words.

@@ -17,6 +17,7 @@ use wasmtime::Module;
 
 use crate::engine::CompiledModule;
 use crate::guest::GuestOptions;
+use crate::host::beyond_limit;
 use crate::warm::instance_state::WarmMemory;
 use crate::warm::plan::Plan;
 use crate::{Engine, Mode, WarmError};
@@ -160,9 +161,19 @@ impl Preparation {
         }
     }
 
-    /// The memories from segments alone: the initial memories of the module.
-    pub(crate) fn cold_memories(&self, wasm: &[u8]) -> Result<Vec<WarmMemory>, WarmError> {
+    /// The memories from segments alone: the initial memories of the module. A segment of one byte
+    /// takes a page, so the declared sizes are compared with the limit before.
+    pub(crate) fn cold_memories(
+        &self,
+        wasm: &[u8],
+        memory_limit: usize,
+    ) -> Result<Vec<WarmMemory>, WarmError> {
         let bad = |why: &str| WarmError::State(why.to_owned());
+        let declared = self.memories.iter().filter_map(|&i| self.plan.shapes.get(i as usize));
+        let bytes = declared.map(|shape| shape.minimum).fold(0, usize::saturating_add);
+        if bytes > memory_limit {
+            return Err(WarmError::Instantiate(beyond_limit(bytes)));
+        }
         let mut memories = Vec::new();
         for &index in &self.memories {
             let shape = self.plan.shapes.get(index as usize).copied();
@@ -235,7 +246,7 @@ mod tests {
         assert_eq!((&found.first, &found.memories), (&made.first, &made.memories));
         let memories = |of: &Preparation| {
             let mut bytes = vec![0; 64 << 10];
-            of.cold_memories(&wasm).unwrap()[0].image.read(0, &mut bytes);
+            of.cold_memories(&wasm, usize::MAX).unwrap()[0].image.read(0, &mut bytes);
             bytes
         };
         assert_eq!(memories(&found), memories(&made));
@@ -305,5 +316,14 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
         assert_eq!(files(), shipped);
+    }
+
+    #[test]
+    fn memories_beyond_the_limit_together_get_no_image() {
+        let wasm = wat::parse_str(TEXT).unwrap();
+        let (made, _) = Preparation::make(&wasm, &GuestOptions::default(), true).unwrap();
+        assert_eq!(made.cold_memories(&wasm, 1 << 16).unwrap().len(), 1);
+        let error = made.cold_memories(&wasm, (1 << 16) - 1).unwrap_err();
+        assert!(error.to_string().contains("memory_limit"), "{error}");
     }
 }
