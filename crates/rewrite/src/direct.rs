@@ -43,8 +43,8 @@ const EXPORT: u8 = 11;
 const MAX_MODULE_SIZE: usize = 1 << 20;
 
 /// Maximum bytes of new functions beyond the size of the component. An import of five bytes becomes
-/// a function that passes up to 1,000 parameters on, in 3,000 bytes. Modules beyond the maximum stay
-/// as they are.
+/// a function that passes up to 1,000 parameters on, in 3,000 bytes. Modules beyond the maximum
+/// stay as they are.
 const SPARE_BYTES: usize = 64 << 10;
 
 /// The component, with calls through shims made by the modules themselves, where that is possible.

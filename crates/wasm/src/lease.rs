@@ -378,8 +378,8 @@ impl<'a> Lease<'a> {
         self.replace_limits(limits.0);
     }
 
-    /// Sets `limits`, lifts the fuel and deadline of the last call, and returns the limits before: a
-    /// call without such limits leaves the store as it is.
+    /// Sets `limits`, lifts the fuel and deadline of the last call, and returns the limits before:
+    /// a call without such limits leaves the store as it is.
     fn replace_limits(&mut self, limits: CallLimits) -> CallLimits {
         let stores = &self.warm.pools.blueprint().stores;
         stores.unlimit(self.live.parts().store);

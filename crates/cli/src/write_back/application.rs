@@ -1,8 +1,8 @@
 //! Giving staged files their names on the host, and removing others.
 //!
-//! Promises: an old name of a file is removed only once the file has all its new names, in whichever
-//! of the directories these are, so that bytes which the guest has only moved are always somewhere.
-//! A failure of one path stops no other.
+//! Promises: an old name of a file is removed only once the file has all its new names, in
+//! whichever of the directories these are, so that bytes which the guest has only moved are always
+//! somewhere. A failure of one path stops no other.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;

@@ -19,8 +19,8 @@ use crate::sentry::PackedAdditions;
 
 /// Waits for a line with files, pipes, a FIFO, processes, handlers, limits, a sleep, a lock, a
 /// process in a user namespace, a process with an adjusted score, one of another user, files of
-/// that user, one with another root directory, one whose thread reads a pipe that another thread has
-/// closed, and one that it traces.
+/// that user, one with another root directory, one whose thread reads a pipe that another thread
+/// has closed, and one that it traces.
 const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'echo usr1' USR1; trap '' USR2; ulimit -n 100; \
     mkdir /tmp/d; echo text > /tmp/d/f; ln -s f /tmp/d/l; mkfifo /tmp/p; exec 3< /tmp/d/f 4>> /tmp/d/f 5<> /tmp/p; \
     cd /tmp/d; rm f; echo own >own; chown 33:44 own . ; unshare -U sleep 100000 & \
@@ -29,8 +29,8 @@ const COMMANDS: &str = "echo 300 >/proc/self/oom_score_adj; umask 027; trap 'ech
     mkfifo /tmp/closed; python3 -c \"$CLOSES\" & read closed </tmp/closed; \
     while read line; do echo $line; done";
 
-/// Traces a stopped child, and has a timer slack, a key, sealed memory, a pipe that sends signals, and
-/// the status of a reaped child. Its second thread waits for a pipe that the first has closed.
+/// Traces a stopped child, and has a timer slack, a key, sealed memory, a pipe that sends signals,
+/// and the status of a reaped child. Its second thread waits for a pipe that the first has closed.
 const CLOSES: &str = "import ctypes, fcntl, mmap, os, signal, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 def call(result):

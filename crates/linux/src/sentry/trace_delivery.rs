@@ -20,7 +20,7 @@ use crate::sentry::signal_delivery::SignalDelivery;
 /// `TRAP_TRACE`: a step.
 const STEP: i32 = 2;
 
-/// What a call of a traced thread does.
+/// The effect of a tracer on a call of its tracee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TracedEntry {
     /// It is served.

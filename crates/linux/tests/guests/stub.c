@@ -45,8 +45,8 @@ static const unsigned char *find(const char *bytes, int len) {
     return last;
 }
 
-/* Where the kernel put the frame of the last call that trapped: the one whose stack is the stub's. An
- * older frame, of a processor state with another size, is below. */
+/* Where the kernel put the frame of the last call that trapped: the one whose stack is the stub's.
+ * An older frame, of a processor state with another size, is below. */
 static long *frame(void) {
     long *last = 0;
     for (long *at = (void *)SIGNAL_STACK; at < (long *)(END - 512); at++)

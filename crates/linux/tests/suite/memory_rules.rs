@@ -1,4 +1,5 @@
-//! Rules of single mappings: seals, rights of opened files, lists of mappings, and stacks that grow.
+//! Rules of single mappings: seals, rights of opened files, lists of mappings, and stacks that
+//! grow.
 
 use crate::common;
 

@@ -1,7 +1,7 @@
 //! `/proc/<process>/pagemap`: an entry of 8 bytes for each page of the address space.
 //!
-//! Promises: no entry has a frame number, as for all processes without privileges. All mapped memory
-//! counts as present.
+//! Promises: no entry has a frame number, as for all processes without privileges. All mapped
+//! memory counts as present.
 
 use rustix::io::Errno;
 

@@ -1,7 +1,7 @@
 //! The exit statuses of reaped processes that a descriptor still means (`PIDFD_GET_INFO`).
 //!
-//! Promises: a status lasts as long as a descriptor of its process. May break it: a descriptor that
-//! is closed without `Kernel::forget`.
+//! Promises: a status is kept while a descriptor of its process is open. May break it: a descriptor
+//! that is closed without `Kernel::forget`.
 
 mod keeping;
 

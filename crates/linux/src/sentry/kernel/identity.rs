@@ -1,7 +1,7 @@
 //! Names and numbers that are the same in every guest.
 
-/// The release of the kernel. Programs choose calls by it: those that Linux 6.12 has and guests lack
-/// return `ENOSYS`, as in a kernel that was built without them.
+/// The release of the kernel. Programs choose calls by it: those that Linux 6.12 has and guests
+/// lack return `ENOSYS`, as in a kernel that was built without them.
 pub(in crate::sentry) const RELEASE: &str = "6.12.0";
 
 pub(in crate::sentry) const VERSION: &str = "#1";

@@ -1,13 +1,13 @@
-//! Tracers and tracees (`ptrace`): plain data. Each traced thread has an entry, with its tracer, the
-//! way it was resumed, and the stop that it is in.
+//! Tracers and tracees (`ptrace`): plain data. Each traced thread has an entry, with its tracer,
+//! the way it was resumed, and the stop that it is in.
 //!
 //! All threads of a guest stand still while a call is served. So a stop is a mark in the entry: the
 //! scheduler passes over a thread that has one, and its registers are where those of any waiting
 //! thread are.
 //!
-//! Promises: an entry is of a thread that lives; its tracer is another process that lives, or 0 once
-//! that is gone. A snapshot has all entries. May break it: an end of a thread or process that does
-//! not call [`Kernel::drop_tracee`] or [`Kernel::drop_tracer`].
+//! Promises: an entry is of a thread that lives; its tracer is another process that lives, or 0
+//! once that is gone. A snapshot has all entries. May break it: an end of a thread or process that
+//! does not call [`Kernel::drop_tracee`] or [`Kernel::drop_tracer`].
 
 mod stops;
 

@@ -181,8 +181,9 @@ impl Sentry {
         Ok(control)
     }
 
-    /// `io_submit(2)`: reads, writes and syncs of files, which are done before it returns, and reads
-    /// and writes of streams that do not wait (`RWF_NOWAIT`, `O_NONBLOCK`). Polls are `EINVAL`. One call performs at most 64 operations, and none after 8 MiB.
+    /// `io_submit(2)`: reads, writes and syncs of files, which are done before it returns, and
+    /// reads and writes of streams that do not wait (`RWF_NOWAIT`, `O_NONBLOCK`). Polls are
+    /// `EINVAL`. One call performs at most 64 operations, and none after 8 MiB.
     pub(in crate::sentry) fn sys_io_submit(
         &mut self,
         process: &mut Process,

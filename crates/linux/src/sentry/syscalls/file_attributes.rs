@@ -1,5 +1,5 @@
-//! Calls on the attributes of files that `chattr` sets (`file_getattr`, `file_setattr`). The tree has
-//! none, as file systems of Linux that lack them.
+//! Calls on the attributes of files that `chattr` sets (`file_getattr`, `file_setattr`). The tree
+//! has none, as file systems of Linux that lack them.
 
 use rustix::io::Errno;
 

@@ -14,7 +14,7 @@ use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::syscalls::key::{FoundKey, string_in, type_in};
 
-/// What keyrings can do here (`KEYCTL_CAPABILITIES`): big keys, invalidation and moves.
+/// Capabilities of keyrings here (`KEYCTL_CAPABILITIES`): big keys, invalidation and moves.
 const CAPABILITIES: [u8; 2] = [0x10 | 0x20 | 0x80, 0];
 /// The last setting of the default keyring for requests, and the one that is refused.
 const LAST_SETTING: i32 = 7;

@@ -2,7 +2,8 @@
 //!
 //! Promises: a process reaches its own memory, as its instructions can, and that of processes that
 //! it could trace. There it also writes to private memory that the other process may not write, as
-//! tracers do for breakpoints. May break it: `readv` and its relatives, which reach own memory only.
+//! tracers do for breakpoints. May break it: `readv` and its relatives, which reach own memory
+//! only.
 
 use rustix::io::Errno;
 

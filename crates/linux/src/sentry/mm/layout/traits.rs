@@ -1,5 +1,5 @@
-//! Rules of single mappings: seals (`mseal`), files that were opened for reading, memory without the
-//! right to read, and stacks that grow by themselves (`MAP_GROWSDOWN`).
+//! Rules of single mappings: seals (`mseal`), files that were opened for reading, memory without
+//! the right to read, and stacks that grow by themselves (`MAP_GROWSDOWN`).
 //!
 //! Promises: a sealed mapping stays as it is until its process runs another program or ends. May
 //! break it: a change of the layout that does not look at [`Layout::check_seals`].
