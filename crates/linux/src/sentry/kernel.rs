@@ -10,6 +10,7 @@ pub(super) mod device;
 pub(super) mod epoll;
 pub(super) mod epoll_set;
 pub(super) mod exit_statuses;
+pub(super) mod exited_process;
 pub(super) mod fd_table;
 pub(super) mod fifos;
 pub(super) mod file_locks;

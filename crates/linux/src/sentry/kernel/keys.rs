@@ -17,7 +17,6 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::time::MonotonicTime;
 use crate::sentry::kernel::users::UNMAPPED;
 
@@ -434,14 +433,5 @@ impl Keys {
             && self.threads.iter().all(|(thread, id)| is_thread(*thread) && is_keyring(*id))
             && self.users.values().flatten().all(|id| is_keyring(*id))
             && self.are_acyclic()
-    }
-}
-
-impl Kernel {
-    /// Drops the keyrings of threads and processes that have ended.
-    pub(in crate::sentry) fn drop_keyrings(&mut self) {
-        let Self { processes, keys, .. } = self;
-        let is_thread = |thread| processes.threads().any(|(id, _)| id == thread);
-        keys.keep(|process| processes.lives(process), is_thread);
     }
 }

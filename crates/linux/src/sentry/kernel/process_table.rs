@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 
-pub(crate) use children::ExitedProcess;
 pub(crate) use packed::PackedProcessTable;
 
+use crate::sentry::kernel::exited_process::ExitedProcess;
 use crate::sentry::kernel::file_locks::FileLock;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::process::Process;
@@ -476,6 +476,13 @@ impl Kernel {
             state.processes.layouts.insert(lender, lent);
         }
         state.count_memory();
+    }
+
+    /// Drops the keyrings of threads and processes that have ended.
+    pub(in crate::sentry) fn drop_keyrings(&mut self) {
+        let Self { processes, keys, .. } = self;
+        let is_thread = |thread| processes.threads().any(|(id, _)| id == thread);
+        keys.keep(|process| processes.lives(process), is_thread);
     }
 
     /// The current process ends: its tracers learn of it, and what it traces continues.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sentry::kernel::process_table::ExitedProcess;
+use crate::sentry::kernel::exited_process::ExitedProcess;
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::THREADS;
 

@@ -1,22 +1,10 @@
 //! Children of the current process: their ends, their events, and waits for them.
 
-use serde::{Deserialize, Serialize};
-
 use super::ProcessTable;
+use crate::sentry::kernel::exited_process::ExitedProcess;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
-
-/// A process that has ended, until its parent reaps it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ExitedProcess {
-    pub(crate) parent: u32,
-    pub(crate) group: u32,
-    /// As `wait4` returns it.
-    pub(crate) status: i32,
-    /// Nanoseconds of processor time, its children's included.
-    pub(crate) spent: u64,
-}
 
 impl ProcessTable {
     /// The first child of the current process that has ended, of those that are meant.

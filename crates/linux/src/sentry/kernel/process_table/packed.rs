@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ExitedProcess, ProcessTable};
+use super::ProcessTable;
+use crate::sentry::kernel::exited_process::ExitedProcess;
 use crate::sentry::kernel::process::Process;
 use crate::sentry::kernel::process_info::{ArgumentStrings, ProcessInfo};
 use crate::sentry::mm::layout::Layout;

@@ -1,7 +1,7 @@
 //! Stops of traced threads, the news of them, and the ends of tracers and tracees.
 
 use super::{EVENT_STOP, KILLS, ResumeMode, Trace, TraceStop};
-use crate::sentry::kernel::process_table::ExitedProcess;
+use crate::sentry::kernel::exited_process::ExitedProcess;
 use crate::sentry::kernel::signals::{KERNEL, SignalInfo};
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::Wait;
