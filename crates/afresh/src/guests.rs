@@ -18,6 +18,7 @@ mod lease;
 mod lease_cost;
 mod mark;
 mod options;
+mod reference_digest;
 #[cfg(feature = "remote")]
 mod remote_saves;
 #[cfg(not(feature = "remote"))]

@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "guests")]
+use afresh_store::Sha256;
 use afresh_store::Snapshot;
 use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
 
+#[cfg(feature = "guests")]
+use crate::LATEST;
 use crate::{OpenError, Options, Place, Reference};
 
 impl Place {
@@ -38,6 +42,38 @@ impl Reference {
             RemoteError::Open(error) => self.not_opened(error),
             other => self.place_failed(other),
         })
+    }
+}
+
+#[cfg(feature = "guests")]
+impl Reference {
+    /// The digest of the manifest or index in a remote.
+    pub(crate) fn remote_digest(&self) -> Result<Sha256, OpenError> {
+        let remote = self.place().remote()?;
+        let name = self.explicit_name().or(remote.name()).unwrap_or(LATEST);
+        match remote.resolve(name) {
+            Ok(digest) => Ok(digest),
+            Err(RemoteError::Open(afresh_store::OpenError::NoSuchName { known, .. }))
+                if self.explicit_name().is_none() && known.len() == 1 =>
+            {
+                remote.resolve(&known[0]).map_err(|error| self.place_failed(error))
+            }
+            Err(error) => Err(self.place_failed(error)),
+        }
+    }
+}
+
+impl OpenError {
+    /// Whether the place of a snapshot or an image does not answer, so that a later attempt may
+    /// open it. A place that answers that the name is missing is no outage.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Snapshot { source, .. } | Self::Guest { source, .. } => {
+                source.downcast_ref::<RemoteError>().is_some_and(RemoteError::is_outage)
+            }
+            _ => false,
+        }
     }
 }
 

@@ -264,6 +264,7 @@ struct Template {
     memory_mib: Option<u64>,
     files_mib: Option<u64>,
     cpu_limit: Option<Time>,
+    generation: Option<String>,
 }
 
 /// Sets `place` to a given value.
@@ -404,6 +405,7 @@ impl Sandboxes {
             set(&mut own.files, template.files_mib.map(|mib| mib.saturating_mul(1 << 20)));
             set(&mut own.memory, template.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
             own.cpu_limit = template.cpu_limit.map(|time| time.0);
+            own.generation = template.generation;
             config.templates.push(own);
         }
         Ok(config)

@@ -127,14 +127,16 @@ fn template(parts: &[&[u8]]) -> String {
 }
 
 impl Fleet {
-    /// The digest of the template made of these parts, if another host has stored it.
+    /// The digest of the template made of these parts, if another host has stored it, and when, in
+    /// milliseconds since 1970.
     pub(super) async fn shared_template(
         &self,
         parts: &[&[u8]],
-    ) -> Result<Option<String>, NatsError> {
+    ) -> Result<Option<(String, u64)>, NatsError> {
         let key = template(parts);
         let found = nats::patiently(async || nats::find(&self.links.kept, &key).await).await?;
-        Ok(found.and_then(|found| String::from_utf8(found.value.to_vec()).ok()))
+        Ok(found
+            .and_then(|found| Some((String::from_utf8(found.value.to_vec()).ok()?, found.time))))
     }
 
     /// Says that the store has a template; gives the digest that all hosts must use.
@@ -144,7 +146,8 @@ impl Fleet {
         let made = async || nats::create(&self.links.kept, &key, value.clone()).await;
         match nats::patiently(made).await {
             Err(NatsError::Changed) => {
-                Ok(self.shared_template(parts).await?.unwrap_or_else(|| digest.to_owned()))
+                let other = self.shared_template(parts).await?;
+                Ok(other.map_or_else(|| digest.to_owned(), |(digest, _)| digest))
             }
             other => other.map(|_| digest.to_owned()),
         }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, UNIX_EPOCH};
 
 use afresh::{Encoding, Reference, SavedSnapshot};
 use async_trait::async_trait;
@@ -65,7 +66,9 @@ impl SandboxStore for Fleet {
             from.pull(&store, digest, kept.name(), Encoding::Raw, &mut |_| {})?;
             Ok(())
         };
-        if let Some(digest) = self.runtime.block_on(self.shared_template(parts))? {
+        if let Some((digest, made)) = self.runtime.block_on(self.shared_template(parts))? {
+            let made = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(made));
+            tracing::info!(state = kept.name(), digest, %made, "uses a state that the fleet shares");
             pull(&digest)?;
             return Ok(digest);
         }

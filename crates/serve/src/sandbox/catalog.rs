@@ -14,3 +14,4 @@ pub(crate) mod template;
 pub(crate) mod template_identity;
 pub(crate) mod template_list;
 pub(crate) mod templates;
+pub(crate) mod template_source;

@@ -123,6 +123,9 @@ pub struct Template {
     pub files: u64,
     /// Maximum CPU time of one piece of code, without its waits.
     pub cpu_limit: Option<Duration>,
+    /// Any text. Another text makes another template, after changes of contents that no digest
+    /// covers: libraries of a host program, and files in [`Template::dirs`].
+    pub generation: Option<String>,
 }
 
 impl Template {
@@ -148,6 +151,7 @@ impl Template {
             memory: 512 << 20,
             files: 64 << 20,
             cpu_limit: None,
+            generation: None,
         }
     }
     /// Whether both make the same sandboxes, given that files of the same name have not changed.
@@ -169,6 +173,7 @@ impl Template {
             memory,
             files,
             cpu_limit,
+            generation,
         } = self;
         #[cfg(linux_guests)]
         if net.len() != other.net.len()
@@ -185,7 +190,7 @@ impl Template {
                 &other.images,
                 &other.language,
             )
-            && (warm, setup, library, memory, files, cpu_limit)
+            && (warm, setup, library, memory, files, cpu_limit, generation)
                 == (
                     &other.warm,
                     &other.setup,
@@ -193,6 +198,7 @@ impl Template {
                     &other.memory,
                     &other.files,
                     &other.cpu_limit,
+                    &other.generation,
                 )
             && format!("{open:?}") == format!("{:?}", other.open)
     }

@@ -192,7 +192,8 @@ impl RemoteError {
 
 impl RemoteError {
     /// Whether the server does not answer, rather than answer wrongly.
-    pub(super) fn is_outage(&self) -> bool {
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
         self.may_pass() && !matches!(self, Self::Length { .. })
     }
 }

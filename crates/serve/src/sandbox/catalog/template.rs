@@ -9,8 +9,10 @@ use afresh::wasm::{Engine, EngineConfig, GuestOptions, Watch};
 use afresh::{Guest, Options, Reference, SaveOptions, Sha256};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
 
+use crate::failure::describe;
 use crate::sandbox::agent::output_router::OutputRouter;
 use crate::sandbox::catalog::template_identity::TemplateIdentity;
+use crate::sandbox::catalog::template_source::{LastSource, TemplateSource};
 use crate::sandbox::config::{SandboxConfig, Template};
 use crate::sandbox::lifecycle::undo_point::UndoPoint;
 use crate::sandbox::records::record::state_reference;
@@ -147,22 +149,27 @@ impl TemplateOptions {
         Err(afresh::Kind::Program.missing_reason().unwrap_or_default().into())
     }
 
-    /// The guest that the template names, warm and set up.
-    fn guest(&self, template: &Template, language: &Language) -> Result<Guest, afresh::Cause> {
+    /// The guest that `reference` names, warm and set up as the template says.
+    fn guest(
+        &self,
+        template: &Template,
+        reference: &str,
+        language: &Language,
+    ) -> Result<Guest, afresh::Cause> {
         let first = self.first.clone();
         let Some(setup) = &template.setup else {
-            return Ok(afresh::open(&template.reference, &first)?);
+            return Ok(afresh::open(reference, &first)?);
         };
         let whole = first.warm(match template.linux {
             true => language.program_setup(setup),
             false => language.setup(setup),
         });
-        let error = match afresh::open(&template.reference, &whole) {
+        let error = match afresh::open(reference, &whole) {
             Ok(guest) => return Ok(guest),
             Err(error) => error,
         };
         // The guest just ends where a setup throws. Run as other code, it reports the exception.
-        let mut session = afresh::open(&template.reference, &self.first)?.session()?;
+        let mut session = afresh::open(reference, &self.first)?.session()?;
         let setup = (RUN, setup.as_str());
         let ran = crate::sandbox::lifecycle::sandbox::run(
             &mut session,
@@ -181,16 +188,39 @@ impl TemplateOptions {
     }
 }
 
+/// The source of the template at the last start of the server, if its state is in the store.
+fn last_source(
+    config: &SandboxConfig,
+    template: &Template,
+    key: &str,
+    kept: &Reference,
+) -> Option<TemplateSource> {
+    let state = kept.place().store().ok()?.resolve(kept.name()).ok()?;
+    let last = LastSource::recall(&config.dir, template, key, &state);
+    last.inspect_err(|error| tracing::error!(%error, "the last source of a template is unreadable"))
+        .ok()?
+}
+
 /// The name of the state of a template that a server opens at its start.
 pub(crate) fn template_tag(name: &str) -> String {
     format!("template-{name}")
 }
 
 impl Warm {
-    /// Whether its guest and library are those that it was opened with.
+    /// Whether its guest and library are those that it was opened with. They count as unchanged
+    /// where a registry or a store does not answer.
     pub(crate) fn is_unchanged(&self, config: &SandboxConfig) -> Result<bool, afresh::Cause> {
         let opening = TemplateOptions::new(config, &self.config, self.language)?;
-        let identity = TemplateIdentity::new(&self.config, opening.library.as_ref());
+        let source = match TemplateSource::find(&self.config.reference) {
+            Err(error) if error.is_outage() => {
+                let (template, why) = (&self.config.name, describe(&error));
+                tracing::warn!(template, why, "a reload keeps the present state of a template");
+                return Ok(true);
+            }
+            source => source?,
+        };
+        let library = opening.library.as_ref();
+        let identity = TemplateIdentity::new(&self.config, source.contents, library);
         Ok(identity.digest() == self.identity)
     }
 
@@ -214,11 +244,37 @@ impl Warm {
         let language = Language::named(&template.language)?;
         let opening = TemplateOptions::new(config, template, language)?;
         let kept: Reference = state_reference(&config.dir, &tag).parse()?;
+        let library = opening.library.as_ref();
+        let key = TemplateIdentity::new(template, template.reference.clone().into(), library);
+        let key = key.shared_digest(env!("CARGO_PKG_VERSION"));
+        let is_start = tag == template_tag(&template.name);
+        let (source, is_saved) = match TemplateSource::find(&template.reference) {
+            Err(error) if is_start && error.is_outage() => {
+                match last_source(config, template, &key, &kept) {
+                    Some(last) => {
+                        let (template, why) = (&template.name, describe(&error));
+                        let digest = String::from_utf8_lossy(&last.contents);
+                        tracing::warn!(
+                            template,
+                            why,
+                            image = &*digest,
+                            "a template has the state of the last start: its image may have changed since"
+                        );
+                        (last, true)
+                    }
+                    None => return Err(error.into()),
+                }
+            }
+            source => (source?, false),
+        };
         let make = || -> Result<(), afresh::Cause> {
-            opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
+            if !is_saved {
+                let guest = opening.guest(template, &source.reference, language)?;
+                guest.save(&kept, &SaveOptions::new())?;
+            }
             Ok(())
         };
-        let identity = TemplateIdentity::new(template, opening.library.as_ref());
+        let identity = TemplateIdentity::new(template, source.contents.clone(), library);
         let digest = match ledger {
             None => make().map(|()| String::new())?,
             Some(ledger) => {
@@ -228,7 +284,8 @@ impl Warm {
         };
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         let store = kept.place().store()?;
-        let blobs = digests_of(&store, store.resolve(&tag)?)?;
+        let state = store.resolve(&tag)?;
+        let blobs = digests_of(&store, state)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
         crate::sandbox::lifecycle::sandbox::run(
@@ -239,6 +296,12 @@ impl Warm {
             &mut OutputRouter::default(),
         )
         .map_err(|refusal| refusal.message)?;
+        if is_start {
+            let last = LastSource::new(key, &source, &state);
+            if let Err(error) = last.remember(&config.dir, template) {
+                tracing::warn!(%error, "the source of a template is not kept for the next start");
+            }
+        }
         Ok(Self {
             config: template.clone(),
             language,

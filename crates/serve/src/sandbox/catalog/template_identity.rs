@@ -1,7 +1,10 @@
 //! The digests that identify templates.
 //!
-//! Promises: sandboxes can be restarted from a template by every version of the server with the
-//! same [`STATE_FORMAT`]. The hosts of a fleet share a template of one version of the server.
+//! Promises: an image or a snapshot that is replaced under its name is another template, and so is
+//! one with other `dirs`. Sandboxes can be restarted from a template by every version of the server
+//! with the same [`STATE_FORMAT`]. The hosts of a fleet share a template of one version of the
+//! server. May break it: no digest covers the libraries of a host program and the files in `dirs`. The
+//! operator gives the template another `generation` when they change.
 
 use sha2::{Digest, Sha256};
 
@@ -20,10 +23,9 @@ pub(crate) struct TemplateIdentity {
 }
 
 impl TemplateIdentity {
-    pub(crate) fn new(template: &Template, library: Option<&String>) -> Self {
-        let contents = std::fs::read(&template.reference);
-        let contents = contents.unwrap_or_else(|_| template.reference.clone().into_bytes());
-        let options = format!(
+    /// `contents` are those that the reference of the template has now.
+    pub(crate) fn new(template: &Template, contents: Vec<u8>, library: Option<&String>) -> Self {
+        let mut options = format!(
             "{} {} {} {} {:?} {:?} {:?}",
             template.language,
             template.linux,
@@ -33,6 +35,13 @@ impl TemplateIdentity {
             template.setup,
             library,
         );
+        // Templates without them keep the digest that earlier versions gave them.
+        if !template.dirs.is_empty() {
+            options.push_str(&format!(" dirs {:?}", template.dirs));
+        }
+        if let Some(generation) = &template.generation {
+            options.push_str(&format!(" generation {generation:?}"));
+        }
         Self { name: template.name.clone(), contents, options }
     }
 
@@ -42,15 +51,13 @@ impl TemplateIdentity {
     }
 
     fn digest_of(&self, format: u32) -> String {
-        let mut digest = Sha256::new();
         let format = format.to_le_bytes();
-        let parts: [&[u8]; 4] =
-            [&format, self.name.as_bytes(), &self.contents, self.options.as_bytes()];
-        for part in parts {
-            digest.update((part.len() as u64).to_le_bytes());
-            digest.update(part);
-        }
-        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        digits(&[&format, self.name.as_bytes(), &self.contents, self.options.as_bytes()])
+    }
+
+    /// The digest of one version of the server.
+    pub(crate) fn shared_digest(&self, version: &str) -> String {
+        self.shared_parts(version, digits)
     }
 
     /// The parts that hosts of this version of the server share the template by.
@@ -60,16 +67,51 @@ impl TemplateIdentity {
     }
 }
 
+/// The digest of these parts.
+fn digits(parts: &[&[u8]]) -> String {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn identity() -> TemplateIdentity {
+    fn template() -> Template {
         let mut template = Template::new("script", "no such file", afresh::Options::new());
         template.warm.push(afresh::Call::text("warm", ["a", "b\n"]));
         template.warm.push(afresh::Call::bytes("load", [0, 255]));
         template.setup = Some("var a = \"1\"".to_owned());
-        TemplateIdentity::new(&template, Some(&"sha256:1".to_owned()))
+        template
+    }
+
+    fn identity_of(template: &Template, contents: &str) -> TemplateIdentity {
+        TemplateIdentity::new(template, contents.into(), Some(&"sha256:1".to_owned()))
+    }
+
+    fn identity() -> TemplateIdentity {
+        identity_of(&template(), "no such file")
+    }
+
+    #[test]
+    fn other_directories_another_generation_or_another_digest_make_another_template() {
+        let mut digests = vec![identity().digest(), identity_of(&template(), "sha256:2").digest()];
+        for directory in ["/srv/app-1", "/srv/app-2"] {
+            let dirs = vec![directory.into()];
+            digests.push(identity_of(&Template { dirs, ..template() }, "no such file").digest());
+        }
+        for generation in ["", "2", "3"] {
+            let generation = Some(generation.to_owned());
+            let changed = Template { generation, ..template() };
+            digests.push(identity_of(&changed, "no such file").digest());
+        }
+        let (all, unique) =
+            (digests.len(), digests.iter().collect::<std::collections::HashSet<_>>());
+        assert_eq!(unique.len(), all, "{digests:?}");
     }
 
     #[test]

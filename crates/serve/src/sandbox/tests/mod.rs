@@ -11,6 +11,7 @@ mod reloads;
 mod restarts;
 mod saved_states;
 
+mod template_sources;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -106,7 +106,7 @@ async fn each_changed_key_of_a_template_opens_it_again() {
         !Arc::ptr_eq(&present, &opened)
     };
     assert!(!opens(&|_| {}).await);
-    let changes: [(&str, &Change<'_>); 9] = [
+    let changes: [(&str, &Change<'_>); 10] = [
         ("name", &|template| template.name.push('2')),
         ("dirs", &|template| template.dirs.push("/usr".into())),
         ("open", &|template| template.open = Options::new().cache(dir.path())),
@@ -115,6 +115,7 @@ async fn each_changed_key_of_a_template_opens_it_again() {
         ("memory", &|template| template.memory -= 1 << 20),
         ("files", &|template| template.files -= 1 << 20),
         ("cpu_limit", &|template| template.cpu_limit = Some(HOUR)),
+        ("generation", &|template| template.generation = Some("2".to_owned())),
         ("language", &|template| template.language = "python".to_owned()),
     ];
     for (key, change) in changes {
