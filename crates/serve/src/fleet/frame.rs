@@ -39,8 +39,17 @@ pub(super) struct Call {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RpcRequest {
-    /// A request, with the first piece of its body.
-    Open { method: String, uri: String, headers: Pairs, whole: bool, take: bool },
+    /// A request, with the first piece of its body. `waits` if the caller asks again after an empty
+    /// piece that is not the last; earlier versions take it for the end.
+    Open {
+        method: String,
+        uri: String,
+        headers: Pairs,
+        whole: bool,
+        take: bool,
+        #[serde(default)]
+        waits: bool,
+    },
     /// The next piece of the request body.
     More { id: u64, last: bool },
     /// Fetches the next piece of the response body.

@@ -10,6 +10,7 @@
 mod adverts;
 mod backup;
 mod backup_error;
+mod body_reader;
 mod bucket_check;
 mod catalog;
 mod cipher;

@@ -25,10 +25,11 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::Fleet;
+use super::body_reader::BodyReader;
 use super::clock::clock_milliseconds;
 use super::frame::{self, Call, RpcReply, RpcRequest};
 use super::nats::NatsError;
-use super::rpc_server::{BodyReader, MAX_DELAY};
+use super::rpc_server::MAX_DELAY;
 use crate::body::Meter;
 use crate::budget::Budget;
 use crate::error_response::ErrorResponse;
@@ -241,6 +242,7 @@ impl Fleet {
             headers: frame::pairs(&parts.headers),
             whole,
             take,
+            waits: true,
         };
         let back = |parts: Parts, first: Bytes, body: BodyReader| {
             let (over, rest) = body.into_rest();
@@ -312,8 +314,11 @@ impl Fleet {
                     id,
                     waits: None,
                     over: false,
+                    is_held: true,
                 };
-                Body::new(PrefixedBody { first: Some(piece), rest: Box::pin(rest) })
+                // The head comes alone where the body is silent.
+                let first = Some(piece).filter(|piece| !piece.is_empty());
+                Body::new(PrefixedBody { first, rest: Box::pin(rest) })
             }
         };
         let mut response = Response::new(body);
@@ -371,6 +376,8 @@ struct RemoteBody {
     id: u64,
     waits: Option<NextChunk>,
     over: bool,
+    /// Whether the other host keeps the answer for this one.
+    is_held: bool,
 }
 
 /// The other host gave no further piece.
@@ -390,28 +397,29 @@ impl HttpBody for RemoteBody {
         if this.over {
             return Poll::Ready(None);
         }
-        let waits = this.waits.get_or_insert_with(|| {
-            let (fleet, life, id) = (this.fleet.clone(), this.life.clone(), this.id);
-            Box::pin(async move {
-                match fleet.ask(&life, RpcRequest::Next { id }, &[]).await {
-                    Ok((RpcReply::Piece { last }, piece)) => Some((piece, last)),
-                    _ => None,
-                }
-            })
-        });
-        let next = std::task::ready!(waits.as_mut().poll(context));
-        this.waits = None;
-        match next {
-            Some((piece, last)) => {
-                this.over = last;
-                if piece.is_empty() {
-                    return Poll::Ready(None);
-                }
-                Poll::Ready(Some(Ok(Frame::data(piece))))
-            }
-            None => {
+        loop {
+            let waits = this.waits.get_or_insert_with(|| {
+                let (fleet, life, id) = (this.fleet.clone(), this.life.clone(), this.id);
+                Box::pin(async move {
+                    match fleet.ask(&life, RpcRequest::Next { id }, &[]).await {
+                        Ok((RpcReply::Piece { last }, piece)) => Some((piece, last)),
+                        _ => None,
+                    }
+                })
+            });
+            let next = std::task::ready!(waits.as_mut().poll(context));
+            this.waits = None;
+            let Some((piece, last)) = next else {
                 this.over = true;
-                Poll::Ready(Some(Err(TruncatedResponse)))
+                return Poll::Ready(Some(Err(TruncatedResponse)));
+            };
+            this.over = last;
+            this.is_held = !last;
+            match (piece.is_empty(), last) {
+                (false, _) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+                (true, true) => return Poll::Ready(None),
+                // The body is silent, and the answer continues.
+                (true, false) => {}
             }
         }
     }
@@ -419,7 +427,8 @@ impl HttpBody for RemoteBody {
 
 impl Drop for RemoteBody {
     fn drop(&mut self) {
-        if !self.over
+        // Also after an error: the other host may still work on the answer.
+        if self.is_held
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let (fleet, life, id) = (self.fleet.clone(), std::mem::take(&mut self.life), self.id);

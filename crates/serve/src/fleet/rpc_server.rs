@@ -1,9 +1,9 @@
 //! Answers to other hosts: requests over NATS are answered like those over HTTP.
 //!
-//! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer
-//! of a sandbox that was lost is not sent.
+//! Promises: transfers are bounded in number, and dropped when their caller is silent or leaves.
+//! The head of an answer waits for its body only for [`HEAD_DELAY`]. The answer of a sandbox that
+//! was lost is not sent.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,21 +13,19 @@ use std::time::Duration;
 use async_nats::service::{Request as Asked, ServiceExt};
 use axum::body::Body;
 use axum::response::Response;
-use bytes::{Bytes, BytesMut};
-use futures_util::{FutureExt, StreamExt};
+use bytes::Bytes;
+use futures_util::StreamExt;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use http_body_util::BodyExt;
 use hyper::header::CONTENT_LENGTH;
-use hyper::{HeaderMap, Method, Request};
-use tokio::sync::{Mutex, mpsc};
+use hyper::{Method, Request};
+use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Fleet;
+use super::body_reader::BodyReader;
 use super::clock::clock_milliseconds;
 use super::frame::{self, Call, DamagedMessage, RpcReply, RpcRequest};
-use crate::body::{BodyError, count_until_dropped};
-use crate::budget::{Budget, Share};
 use crate::lock::lock;
 
 /// Requests of other hosts that are under way at the same time.
@@ -35,6 +33,13 @@ const MAX_TRANSFERS: usize = 4096;
 /// How long a request is kept that its host does not ask about: a piece of a body comes at least so
 /// often.
 const IDLE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the head of an answer waits for the first bytes of the body, so that a short answer is
+/// one message.
+const HEAD_DELAY: Duration = Duration::from_millis(100);
+/// How long a silent body is waited for before the caller gets an empty piece and asks again.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+const _: () = assert!(SILENCE_TIMEOUT.as_secs() < IDLE_TRANSFER_TIMEOUT.as_secs());
 
 /// Milliseconds after which a message on its way begins nothing.
 pub(super) const MAX_DELAY: u64 = 2000;
@@ -68,6 +73,34 @@ impl Drop for RunningCall {
 pub(crate) struct Transfer {
     state: Mutex<State>,
     touched: std::sync::Mutex<Instant>,
+    /// Whether the caller asks again after an empty piece.
+    waits: bool,
+    /// Notified when the caller does not need the answer any more.
+    ended: Notify,
+}
+
+impl Transfer {
+    /// The next piece of the answer, an empty one after `patience` without any. `None` if the
+    /// caller has left.
+    async fn next_piece(
+        &self,
+        rest: &mut BodyReader,
+        most: usize,
+        patience: Duration,
+    ) -> Option<Result<(Bytes, bool), axum::Error>> {
+        let silence = async {
+            match self.waits {
+                true => tokio::time::sleep(patience).await,
+                false => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            piece = rest.next(most) => Some(piece),
+            () = silence => Some(Ok((Bytes::new(), false))),
+            () = self.ended.notified() => None,
+        }
+    }
 }
 
 struct State {
@@ -85,77 +118,6 @@ struct Answer(JoinHandle<Option<Response>>);
 impl Drop for Answer {
     fn drop(&mut self) {
         self.0.abort();
-    }
-}
-
-/// A body that is given in pieces.
-pub(super) struct BodyReader {
-    body: Body,
-    over: BytesMut,
-    /// Counts the bytes that were read, until their piece is dropped.
-    share: Option<Share>,
-}
-
-/// Copies of a piece that is sent: itself, and its message.
-const PIECE_COPIES: usize = 2;
-
-impl BodyReader {
-    pub(super) fn new(body: Body) -> Self {
-        Self { body, over: BytesMut::new(), share: None }
-    }
-
-    /// The same with bytes that count in a budget while they wait for the other host.
-    pub(super) fn counted(body: Body, budget: Option<&Budget>) -> Self {
-        Self { share: budget.map(Budget::share), ..Self::new(body) }
-    }
-
-    /// Bytes that were read and not returned yet, and the unread body.
-    pub(super) fn into_rest(self) -> (Bytes, Body) {
-        (self.over.freeze(), self.body)
-    }
-
-    /// The next piece: as much as there is now, at most `most`, and at least something unless it
-    /// was the last.
-    pub(super) async fn next(&mut self, most: usize) -> Result<(Bytes, bool), axum::Error> {
-        loop {
-            if self.over.len() >= most {
-                return Ok((self.take(most), false));
-            }
-            let frame = match self.body.frame().now_or_never() {
-                Some(frame) => frame,
-                None if !self.over.is_empty() => return Ok((self.take(most), false)),
-                None => self.body.frame().await,
-            };
-            match frame {
-                None => return Ok((self.take(most), true)),
-                Some(frame) => {
-                    if let Ok(data) = frame?.into_data() {
-                        self.add(&data)?;
-                    }
-                }
-            }
-        }
-    }
-
-    fn add(&mut self, data: &[u8]) -> Result<(), axum::Error> {
-        let bytes = data.len().saturating_mul(PIECE_COPIES);
-        if self.share.as_mut().is_some_and(|share| !share.add(bytes)) {
-            return Err(axum::Error::new(BodyError::<Infallible>::BudgetExhausted));
-        }
-        self.over.extend_from_slice(data);
-        Ok(())
-    }
-
-    /// A piece of at most `most` bytes.
-    fn take(&mut self, most: usize) -> Bytes {
-        let piece = self.over.split_to(self.over.len().min(most)).freeze();
-        match &mut self.share {
-            Some(share) => {
-                let own = share.split(piece.len().saturating_mul(PIECE_COPIES));
-                count_until_dropped(piece, own)
-            }
-            None => piece,
-        }
     }
 }
 
@@ -261,6 +223,17 @@ pub(super) async fn listen(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     Ok(())
 }
 
+/// How a request is answered.
+#[derive(Clone, Copy)]
+struct OpenMode {
+    /// Whether the first piece of its body is the last.
+    whole: bool,
+    /// Whether this host may take the sandbox that it is about.
+    take: bool,
+    /// Whether the caller asks again after an empty piece.
+    waits: bool,
+}
+
 impl Fleet {
     pub(super) fn piece(&self) -> usize {
         frame::piece(self.links.client.max_payload())
@@ -314,17 +287,21 @@ impl Fleet {
         piece: Bytes,
     ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         match ask {
-            RpcRequest::Open { method, uri, headers, whole, take } => {
+            RpcRequest::Open { method, uri, headers, whole, take, waits } => {
                 let headers = frame::headers(&headers)?;
                 let method = Method::from_bytes(method.as_bytes()).map_err(|_| DamagedMessage)?;
-                self.open(method, &uri, headers, piece, (whole, take)).await
+                let mut request = Request::new(piece);
+                *request.method_mut() = method;
+                *request.uri_mut() = uri.parse().map_err(|_| DamagedMessage)?;
+                *request.headers_mut() = headers;
+                self.open(request, OpenMode { whole, take, waits }).await
             }
             RpcRequest::More { id, last } => {
                 let Some(transfer) = self.transfer(id) else {
                     return Ok((reply_gone("forgotten"), Bytes::new()));
                 };
                 let mut state = transfer.state.lock().await;
-                self.more(id, &mut state, piece, last).await
+                self.more(id, &transfer, &mut state, (piece, last)).await
             }
             RpcRequest::Next { id } => {
                 let Some(transfer) = self.transfer(id) else {
@@ -334,21 +311,25 @@ impl Fleet {
                 let Some(rest) = &mut state.rest else {
                     return Ok((reply_gone("no answer yet"), Bytes::new()));
                 };
-                match rest.next(self.piece()).await {
-                    Ok((piece, last)) => {
+                match transfer.next_piece(rest, self.piece(), SILENCE_TIMEOUT).await {
+                    Some(Ok((piece, last))) => {
                         if last {
                             lock(&self.transfers).remove(&id);
                         }
                         Ok((RpcReply::Piece { last }, piece))
                     }
-                    Err(error) => {
+                    Some(Err(error)) => {
                         lock(&self.transfers).remove(&id);
                         Ok((reply_gone(&error.to_string()), Bytes::new()))
                     }
+                    None => Ok((reply_gone("the caller has left"), Bytes::new())),
                 }
             }
             RpcRequest::End { id } => {
-                lock(&self.transfers).remove(&id);
+                let transfer = lock(&self.transfers).remove(&id);
+                if let Some(transfer) = transfer {
+                    transfer.ended.notify_one();
+                }
                 Ok((RpcReply::Piece { last: true }, Bytes::new()))
             }
             RpcRequest::Running { key } => {
@@ -366,14 +347,11 @@ impl Fleet {
 
     async fn open(
         self: &Arc<Self>,
-        method: Method,
-        uri: &str,
-        headers: HeaderMap,
-        piece: Bytes,
-        (whole, take): (bool, bool),
+        request: Request<Bytes>,
+        OpenMode { whole, take, waits }: OpenMode,
     ) -> Result<(RpcReply, Bytes), DamagedMessage> {
-        let length =
-            headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let length = request.headers().get(CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let (body, more) = match whole {
             true => (None, None),
             false => {
@@ -381,12 +359,10 @@ impl Fleet {
                 (Some(sender), Some(receiver))
             }
         };
-        let left = if whole { Some(piece.len() as u64) } else { length };
-        let pieces = Pieces { first: Some(piece), more, left };
-        let mut request = Request::new(Body::new(pieces));
-        *request.method_mut() = method;
-        *request.uri_mut() = uri.parse().map_err(|_| DamagedMessage)?;
-        *request.headers_mut() = headers;
+        let request = request.map(|piece| {
+            let left = if whole { Some(piece.len() as u64) } else { length };
+            Body::new(Pieces { first: Some(piece), more, left })
+        });
         let Some(host) = self.host() else {
             // Nothing was begun, so it may be asked of another.
             return Ok((RpcReply::Elsewhere, Bytes::new()));
@@ -395,6 +371,8 @@ impl Fleet {
         let transfer = Arc::new(Transfer {
             state: Mutex::new(State { body, answer: None, rest: None }),
             touched: std::sync::Mutex::new(Instant::now()),
+            waits,
+            ended: Notify::new(),
         });
         let mut state = transfer.state.lock().await;
         {
@@ -408,7 +386,7 @@ impl Fleet {
         let answer = tokio::spawn(async move { host.answer_other(request, take).await });
         state.answer = Some(Answer(answer));
         if whole {
-            self.finish(id, &mut state).await
+            self.finish(id, &transfer, &mut state).await
         } else {
             Ok((RpcReply::Go { id }, Bytes::new()))
         }
@@ -418,9 +396,9 @@ impl Fleet {
     async fn more(
         &self,
         id: u64,
+        transfer: &Transfer,
         state: &mut State,
-        piece: Bytes,
-        last: bool,
+        (piece, last): Piece,
     ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         let Some(body) = state.body.clone() else {
             return Ok((reply_gone("the body is over"), Bytes::new()));
@@ -442,15 +420,16 @@ impl Fleet {
         drop(body);
         if last || answered {
             state.body = None;
-            return self.finish(id, state).await;
+            return self.finish(id, transfer, state).await;
         }
         Ok((RpcReply::Go { id }, Bytes::new()))
     }
 
-    /// Waits for the answer, and gives its first piece.
+    /// Waits for the answer, and gives its first piece, an empty one if the body is silent.
     async fn finish(
         &self,
         id: u64,
+        transfer: &Transfer,
         state: &mut State,
     ) -> Result<(RpcReply, Bytes), DamagedMessage> {
         let forget = || lock(&self.transfers).remove(&id);
@@ -472,12 +451,13 @@ impl Fleet {
         };
         let (parts, body) = response.into_parts();
         let mut rest = BodyReader::new(body);
-        let (piece, whole) = match rest.next(self.piece()).await {
-            Ok(piece) => piece,
-            Err(error) => {
+        let (piece, whole) = match transfer.next_piece(&mut rest, self.piece(), HEAD_DELAY).await {
+            Some(Ok(piece)) => piece,
+            Some(Err(error)) => {
                 forget();
                 return Ok((reply_gone(&error.to_string()), Bytes::new()));
             }
+            None => return Ok((reply_gone("the caller has left"), Bytes::new())),
         };
         if whole {
             forget();
@@ -495,6 +475,8 @@ fn reply_gone(why: &str) -> RpcReply {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+
     use super::*;
 
     #[tokio::test]
@@ -518,22 +500,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_counts_while_it_waits_for_another_host() {
-        let budget = Budget::new(40);
-        let pieces = [[1; 6], [2; 6], [3; 6]].map(|piece| Ok::<_, Infallible>(Vec::from(piece)));
-        let body = Body::from_stream(futures_util::stream::iter(pieces));
-        let mut reader = BodyReader::counted(body, Some(&budget));
-        let (first, _) = reader.next(8).await.unwrap();
-        assert_eq!((first.len(), budget.used()), (8, 24), "the piece, and the rest of two");
-        drop(first);
-        assert_eq!(budget.used(), 8);
-        let (second, is_last) = reader.next(100).await.unwrap();
-        assert_eq!((second.len(), is_last, budget.used()), (10, true, 20));
-        let large = Body::from(vec![0; 11]);
-        let refused = BodyReader::counted(large, Some(&budget)).next(100).await.unwrap_err();
-        assert_eq!(super::super::rpc_client::broken(&refused).status.as_u16(), 503);
-        drop((second, reader));
-        assert_eq!(budget.used(), 0);
+    async fn a_silent_body_gives_an_empty_piece_to_a_caller_that_asks_again() {
+        let silent = || {
+            let stream = futures_util::stream::pending::<Result<Bytes, std::convert::Infallible>>();
+            BodyReader::new(Body::from_stream(stream))
+        };
+        let transfer = |waits| Transfer {
+            state: Mutex::new(State { body: None, answer: None, rest: None }),
+            touched: std::sync::Mutex::new(Instant::now()),
+            waits,
+            ended: Notify::new(),
+        };
+        let piece = transfer(true).next_piece(&mut silent(), 1, Duration::ZERO).await;
+        assert_eq!(piece.unwrap().unwrap(), (Bytes::new(), false));
+        // An earlier version would take it for the end.
+        let earlier = transfer(false);
+        let mut body = silent();
+        let waiting = earlier.next_piece(&mut body, 1, Duration::ZERO);
+        tokio::pin!(waiting);
+        assert!(tokio::time::timeout(Duration::from_millis(50), &mut waiting).await.is_err());
+        earlier.ended.notify_one();
+        assert!(waiting.await.is_none());
     }
 
     #[test]

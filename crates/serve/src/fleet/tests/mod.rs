@@ -15,6 +15,7 @@ mod recording;
 mod refusals;
 mod sealed;
 mod shared_prefix;
+mod silent_answers;
 mod sweep;
 
 use std::sync::Arc;
