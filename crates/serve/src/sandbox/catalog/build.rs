@@ -1,13 +1,13 @@
 //! A build of a template: a sandbox of the base runs the steps, and its state becomes the template.
 //!
 //! Promises: a template is replaced once its build has succeeded. A step that an earlier build ran,
-//! after the same steps on the same base, is not run again while the server runs. May break it:
+//! after the same steps on the same base, is not run again while the server runs. The base of an
+//! image is the one that its tag means when the build starts. May break it:
 //! steps whose effect depends on more than the sandbox, such as downloads, which `skip_cache` runs
 //! again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use afresh::files::Time;
@@ -18,24 +18,20 @@ use sha2::{Digest, Sha256};
 
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
-use crate::lock::lock;
 use crate::sandbox::agent::process::CommandTarget;
+use crate::sandbox::catalog::build_image::PinnedImage;
 use crate::sandbox::catalog::build_request::{Action, Step, tagged};
 use crate::sandbox::catalog::builds::{Build, BuildFailure, ImageGuest, RunningBuild};
 use crate::sandbox::catalog::image_name::full_image_name;
 use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::catalog::step_environment::StepEnvironment;
-use crate::sandbox::catalog::template::{Warm, template_tag};
 use crate::sandbox::config::Template;
 use crate::sandbox::http::session_error::refused;
 use crate::sandbox::http::user::User;
 use crate::sandbox::lifecycle::creation::CreateOptions;
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::Sandbox;
-use crate::sandbox::lifecycle::tasks::blocking;
-use crate::sandbox::records::record::{
-    BuiltTemplate, IMAGE, LAYER, SandboxSettings, SnapshotRecord,
-};
+use crate::sandbox::records::record::{BuiltTemplate, LAYER, SandboxSettings, SnapshotRecord};
 use crate::sandbox::request_body::template_requests::BuildPlan;
 use crate::sandbox::request_body::unknown_fields::UnknownFields;
 
@@ -47,8 +43,6 @@ const READY_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 const READY_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum characters of a step in a message.
 const MAX_SHOWN_CHARS: usize = 200;
-/// Maximum images that are kept open.
-const MAX_IMAGES: usize = 8;
 /// The uploaded archive in the sandbox.
 const ARCHIVE: &str = "/tmp/.afresh-files.tar";
 
@@ -107,23 +101,30 @@ const DEFAULT_IMAGES: [&str; 2] = ["e2bdev/base", "e2bdev/code-interpreter"];
 /// The starting point of a build.
 enum Base {
     Template(String),
+    Image(PinnedImage),
+}
+
+/// The starting point that a plan names.
+enum PlannedBase {
+    Template(String),
+    /// The full name of an image.
     Image(String),
 }
 
 impl BuildPlan {
     /// The starting point, where templates may stand for images.
-    fn base(&self, templates: &[Template]) -> Result<Base, String> {
+    fn base(&self, templates: &[Template]) -> Result<PlannedBase, String> {
         match (&self.from_template, &self.from_image) {
-            (Some(name), None) => Ok(Base::Template(name.clone())),
+            (Some(name), None) => Ok(PlannedBase::Template(name.clone())),
             (None, Some(image)) => {
                 let plain = image.split(':').next().unwrap_or_default();
                 let full = full_image_name(image);
                 let is_it = |known: &String| full_image_name(known) == full;
                 let stands = templates.iter().find(|one| one.images.iter().any(is_it));
                 Ok(match (stands, DEFAULT_IMAGES.contains(&plain)) {
-                    (Some(template), _) => Base::Template(template.name.clone()),
-                    (None, true) => Base::Template("base".to_owned()),
-                    (None, false) => Base::Image(full),
+                    (Some(template), _) => PlannedBase::Template(template.name.clone()),
+                    (None, true) => PlannedBase::Template("base".to_owned()),
+                    (None, false) => PlannedBase::Image(full),
                 })
             }
             _ => Err("a build has either `fromTemplate` or `fromImage`".to_owned()),
@@ -157,7 +158,13 @@ impl Sandboxes {
         steps: &[Step],
     ) -> Result<(), BuildFailure> {
         let early = BuildFailure::from;
-        let base = plan.base(&self.templates.configured()).map_err(early)?;
+        let base = match plan.base(&self.templates.configured()).map_err(early)? {
+            PlannedBase::Template(name) => Base::Template(name),
+            PlannedBase::Image(name) => {
+                let pinned = self.pin_image(build, &name, plan.force).await;
+                Base::Image(pinned.map_err(|refusal| early(refusal.message))?)
+            }
+        };
         let keys = self.layer_keys(&build.tenant, &base, steps).await.map_err(early)?;
         // The longest run of steps whose state is there.
         let cached = match plan.force {
@@ -189,7 +196,7 @@ impl Sandboxes {
         steps: &[Step],
     ) -> Result<Vec<String>, String> {
         let of_base = match base {
-            Base::Image(name) => format!("image {name}"),
+            Base::Image(image) => format!("image {}", image.reference),
             Base::Template(name) => match self.snapshot(tenant, name).await {
                 Ok(Some(known)) => format!("snapshot {}", known.record.id),
                 Ok(None) => format!("template {name} {}", self.template(name).identity),
@@ -223,11 +230,11 @@ impl Sandboxes {
                 layer
             }
             (None, Base::Template(name)) => name.clone(),
-            (None, Base::Image(name)) => {
-                build.log("info", &format!("FROM {name}"));
+            (None, Base::Image(image)) => {
+                build.log("info", &format!("FROM {}", image.name));
                 // Before the pull, which takes memory itself.
                 self.memory.admit(1).await?;
-                let ImageGuest { warm, template } = self.image(&build.tenant, name).await?;
+                let ImageGuest { warm, template, .. } = self.image(&build.tenant, image).await?;
                 let times = self.lifetime(BUILD_TIMEOUT, false);
                 let session = warm.guest.session().map_err(|error| refused(&error))?;
                 // Its files are those of the image, which no template of the configuration has.
@@ -254,83 +261,6 @@ impl Sandboxes {
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
         Ok(sandbox)
-    }
-
-    /// The template whose options sandboxes of images have.
-    fn linux_template(&self) -> Result<Arc<Warm>, ErrorResponse> {
-        let templates = self.templates.all();
-        templates.iter().find(|warm| warm.config.linux).cloned().ok_or_else(|| {
-            let message = "a build of an image needs a template of a Linux program";
-            ErrorResponse::new(StatusCode::BAD_REQUEST, message)
-        })
-    }
-
-    /// An image as a template, opened once for each reload.
-    async fn image(
-        self: &Arc<Self>,
-        tenant: &Arc<str>,
-        name: &str,
-    ) -> Result<ImageGuest, ErrorResponse> {
-        let allowed = &self.config.build_images;
-        if !allowed.iter().any(|prefix| name.starts_with(prefix.as_str())) {
-            let message = format!(
-                "the image {name} is not allowed; the key `build-images` of the configuration lists the \
-                 beginnings of the names of images: {}",
-                allowed.join(", ")
-            );
-            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-        }
-        if let Some(image) = lock(&self.builds.images).get(name) {
-            return Ok(image.clone());
-        }
-        let _place = self.pull_place(tenant).await?;
-        let digest = Sha256::digest(name);
-        let digits: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let base = self.linux_template()?;
-        let template = Template {
-            name: format!("{IMAGE}{digits}"),
-            reference: format!("oci://{name}"),
-            warm: Vec::new(),
-            setup: None,
-            ..base.config.clone()
-        };
-        let opened = self.builds.opened_images.fetch_add(1, Ordering::Relaxed);
-        let tag = format!("{}-{opened}", template_tag(&template.name));
-        let (this, name) = (self.clone(), name.to_owned());
-        blocking(move || {
-            let opened = Warm::open_as(&this.config, &template, None, tag.clone());
-            let warm = Arc::new(opened.map_err(|error| {
-                this.untag(&tag);
-                tracing::warn!(image = name, %error, "an image cannot be opened");
-                let message = format!("the image {name} cannot be used: {error}");
-                ErrorResponse::new(StatusCode::BAD_REQUEST, message)
-            })?);
-            let image = ImageGuest { warm, template: base };
-            this.keep_image(name, image.clone());
-            Ok(image)
-        })
-        .await
-    }
-
-    /// Keeps an image open for later builds, unless a reload has replaced its template.
-    pub(crate) fn keep_image(&self, name: String, image: ImageGuest) {
-        let mut images = lock(&self.builds.images);
-        // A reload exchanges the templates first, and takes the images then.
-        let present = self.linux_template();
-        let is_present = present.is_ok_and(|known| Arc::ptr_eq(&known, &image.template));
-        let left: Vec<ImageGuest> = match (is_present, images.len() >= MAX_IMAGES) {
-            (false, _) => vec![image],
-            (true, true) => {
-                let left = std::mem::take(&mut *images).into_values().collect();
-                images.insert(name, image);
-                left
-            }
-            // Another build has opened the same image.
-            (true, false) => images.insert(name, image).into_iter().collect(),
-        };
-        drop(images);
-        // Snapshots have its pages in their own states.
-        left.iter().for_each(|image| self.templates.retire(&image.warm));
     }
 
     async fn run_steps(

@@ -245,6 +245,8 @@ pub(crate) struct ImageGuest {
     pub(crate) warm: Arc<Warm>,
     /// The template of the configuration whose options its sandboxes have.
     pub(crate) template: Arc<Warm>,
+    /// Its reference with a digest.
+    pub(crate) reference: String,
 }
 
 /// All builds, and the files for them.
@@ -254,7 +256,7 @@ pub(crate) struct Builds {
     /// Places of running builds, by tenant.
     places: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
     uploads: Mutex<Vec<Upload>>,
-    /// Open images, by name.
+    /// Open images, by the names that clients give them.
     pub(crate) images: Mutex<HashMap<String, ImageGuest>>,
     /// Images that were opened.
     pub(crate) opened_images: AtomicU64,

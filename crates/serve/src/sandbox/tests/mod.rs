@@ -1,5 +1,6 @@
 //! Sandboxes of a server without HTTP, of a small guest.
 
+mod build_images;
 mod ends;
 mod faulty_store;
 mod file_memory;
@@ -10,8 +11,8 @@ mod refused_pauses;
 mod reloads;
 mod restarts;
 mod saved_states;
-
 mod template_sources;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -227,11 +227,13 @@ async fn an_image_is_kept_open_only_for_the_template_of_its_options() {
     let kept = || lock(&all.builds.images).keys().cloned().collect::<Vec<_>>();
     let first = opened("reloaded-0-template-first").await;
     all.replace_templates(vec![first.clone()]);
-    let image = ImageGuest { warm: opened("template-image-0").await, template: first.clone() };
+    let reference = String::new();
+    let warm = opened("template-image-0").await;
+    let image = ImageGuest { warm, template: first.clone(), reference: reference.clone() };
     all.keep_image("early".to_owned(), image);
     assert_eq!(kept(), ["early"]);
     // A reload during a pull.
-    let late = ImageGuest { warm: opened("template-image-1").await, template: first };
+    let late = ImageGuest { warm: opened("template-image-1").await, template: first, reference };
     all.replace_templates(vec![opened("reloaded-1-template-second").await]);
     assert!(kept().is_empty());
     all.keep_image("late".to_owned(), late);
