@@ -22,13 +22,10 @@ use crate::sandbox::records::store::{SnapshotRecord, UnknownFields};
 
 /// The first part of the keys of names.
 const NAME: &str = "name.";
-/// Maximum snapshots of a tenant that are listed.
-const MAX_LISTED: usize = 10_000;
-
 /// Attempts at a change that other hosts keep changing.
 const MAX_ATTEMPTS: usize = 32;
-/// Maximum names of a tenant that are listed.
-const MAX_LISTED_NAMES: usize = 4 * MAX_LISTED;
+/// Names that are listed for each listed snapshot of a tenant.
+const LISTED_NAMES_PER_SNAPSHOT: usize = 4;
 
 /// The entry `id.*` of a snapshot: the one truth about it.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -395,16 +392,20 @@ impl Fleet {
         Err(NatsError::Changed.into())
     }
 
-    /// The snapshots of a tenant, each with the names that mean it.
+    /// The snapshots of a tenant, at most `most`, each with the names that mean it.
     pub(super) async fn snapshots_of(
         &self,
         tenant: &str,
+        most: usize,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         let prefix = record::tenant_prefix(tenant);
         let parse = |found: &BucketEntry| serde_json::from_slice::<CatalogEntry>(&found.value).ok();
         let filter = format!("id.{prefix}.*");
         let own = |entry: &CatalogEntry| entry.record.tenant == tenant;
-        let list = self.list_readable(|links| &links.kept, &filter, MAX_LISTED, parse, own).await?;
+        let list = self.list_readable(|links| &links.kept, &filter, most, parse, own).await?;
+        if list.omitted > 0 {
+            tracing::warn!(tenant, most, "a list of snapshots ends at its maximum");
+        }
         let entries = list.entries.into_iter();
         let mut records: Vec<SnapshotRecord> = entries.map(|entry| entry.record).collect();
         if records.iter().all(|record| record.names.is_empty()) {
@@ -415,10 +416,10 @@ impl Fleet {
         let names = records.iter().flat_map(|record| &record.names);
         let names: HashSet<String> = names.map(|name| record::named(tenant, name)).collect();
         let own = |(key, _): &(String, String)| names.contains(key);
-        let most = MAX_LISTED_NAMES;
+        let most = most.saturating_mul(LISTED_NAMES_PER_SNAPSHOT);
         let list = self.list_readable(|links| &links.kept, &filter, most, parse, own).await?;
         // An unreadable name may mean the snapshot.
-        let whole = list.entries.len() < MAX_LISTED_NAMES && list.unreadable == 0;
+        let whole = list.omitted == 0 && list.unreadable == 0;
         let pointers: HashMap<String, String> = list.entries.into_iter().collect();
         let claims: HashSet<(String, String)> = records
             .iter()

@@ -442,14 +442,15 @@ pub(crate) async fn all(
 }
 
 /// Passes every entry whose key matches to `each`, with the value as it is stored: sealed, if it
-/// is. Ends after `most` entries for which `each` returns `true`.
+/// is. Ends after `most` entries for which `each` returns `true`, and returns the number of those
+/// that are left then.
 pub(super) async fn each_stored(
     client: &Client,
     bucket: &Bucket,
     filter: &str,
     most: usize,
     each: impl FnMut(BucketEntry) -> bool + Send,
-) -> Result<(), NatsError> {
+) -> Result<u64, NatsError> {
     let bucket = Bucket { is_raw: true, ..bucket.clone() };
     let reading = async {
         let _turn = LISTS.acquire().await.map_err(away)?;
@@ -479,7 +480,7 @@ async fn read_each(
     filter: &str,
     most: usize,
     each: impl FnMut(BucketEntry) -> bool + Send,
-) -> Result<(), NatsError> {
+) -> Result<u64, NatsError> {
     let store = &bucket.store;
     let consumer = store
         .stream
@@ -506,9 +507,9 @@ async fn read_from(
     consumer: Consumer<OrderedConfig>,
     most: usize,
     mut each: impl FnMut(BucketEntry) -> bool + Send,
-) -> Result<(), NatsError> {
+) -> Result<u64, NatsError> {
     if consumer.cached_info().num_pending == 0 {
-        return Ok(());
+        return Ok(0);
     }
     let mut count = 0;
     let mut messages = consumer.messages().await.map_err(away)?;
@@ -526,7 +527,7 @@ async fn read_from(
             count += usize::from(each(BucketEntry { key: key.to_owned(), revision, value, time }));
         }
         if left == 0 || count >= most {
-            return Ok(());
+            return Ok(left);
         }
     }
 }

@@ -385,7 +385,7 @@ impl Fleet {
         };
         let list = self.list_readable(|links| &links.sandboxes, &filter, most, parse, own).await?;
         let records = list.entries.into_iter().map(|entry| entry.record).collect();
-        Ok(RecordedSandboxes { records, unreadable: list.unreadable })
+        Ok(RecordedSandboxes { records, unreadable: list.unreadable, omitted: list.omitted })
     }
 
     /// Sends a saved state to the store. Blocks.

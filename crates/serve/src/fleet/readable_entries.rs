@@ -1,7 +1,8 @@
 //! Lists of entries without the unreadable ones: those that another key sealed, and damaged ones.
 //!
 //! Promises: an unreadable entry keeps no other from a list. It is logged, counted in the metric
-//! `afresh_fleet_unreadable_total`, and in the list.
+//! `afresh_fleet_unreadable_total`, and in the list. A list that ends before its last entry
+//! reports the number of the others.
 
 use super::Fleet;
 use super::nats::{self, Bucket, BucketEntry, NatsConnection, NatsError};
@@ -11,6 +12,8 @@ pub(super) struct ReadableEntries<T> {
     pub(super) entries: Vec<T>,
     /// The number of the others.
     pub(super) unreadable: usize,
+    /// The number of entries behind the last one that was read, which may be those of others.
+    pub(super) omitted: usize,
 }
 
 /// An entry as it was before it was sealed; `None` if that fails.
@@ -37,7 +40,7 @@ impl Fleet {
         own: impl Fn(&T) -> bool + Send,
     ) -> Result<ReadableEntries<T>, NatsError> {
         let bucket = bucket(&self.links);
-        let mut list = ReadableEntries { entries: Vec::new(), unreadable: 0 };
+        let mut list = ReadableEntries { entries: Vec::new(), unreadable: 0, omitted: 0 };
         let adding = &mut list;
         let add = move |found: BucketEntry| {
             let Some(found) = open(bucket, found) else {
@@ -55,7 +58,8 @@ impl Fleet {
             }
             is_own
         };
-        nats::each_stored(&self.links.client, bucket, filter, most, add).await?;
+        let left = nats::each_stored(&self.links.client, bucket, filter, most, add).await?;
+        list.omitted = usize::try_from(left).unwrap_or(usize::MAX);
         self.counts.unreadable.inc_by(list.unreadable as u64);
         Ok(list)
     }

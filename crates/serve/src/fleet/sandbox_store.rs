@@ -268,8 +268,12 @@ impl SandboxStore for Fleet {
         }))
     }
 
-    async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
-        self.snapshots_of(tenant).await
+    async fn snapshots(
+        &self,
+        tenant: &str,
+        most: usize,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+        self.snapshots_of(tenant, most).await
     }
 
     async fn remove_snapshot(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {

@@ -91,7 +91,7 @@ async fn a_tag_for_an_older_build_takes_no_other_name_back() {
     // A client that asks for it gets it back.
     assert!(two.add_names(&older, &["web".to_owned()]).await.unwrap());
     assert_eq!(opens(&one, "web").await, Some(1));
-    let listed = one.snapshots(TENANT).await.unwrap();
+    let listed = one.snapshots(TENANT, 100).await.unwrap();
     let names: usize = listed.iter().map(|record| record.names.len()).sum();
     assert_eq!((names, keys(&two).await), (4, 4));
 }
@@ -113,7 +113,7 @@ async fn a_build_that_finished_earlier_never_replaces_a_later_one() {
             (Some(2), Some(2))
         );
     }
-    let listed = two.snapshots(TENANT).await.unwrap();
+    let listed = two.snapshots(TENANT, 100).await.unwrap();
     let of = |made: u64| {
         let mut all = listed.iter();
         all.find(|one| one.built.as_ref().unwrap().made == made).unwrap().names.len()
@@ -123,7 +123,7 @@ async fn a_build_that_finished_earlier_never_replaces_a_later_one() {
     let lost = build(3, &["web:lost"]);
     one.claim_first(&lost.record, lost.kept.state.as_ref().unwrap()).await.unwrap();
     assert_eq!(opens(&two, "web:lost").await, None);
-    assert!(two.snapshots(TENANT).await.unwrap().iter().all(|one| one.names.len() != 1));
+    assert!(two.snapshots(TENANT, 100).await.unwrap().iter().all(|one| one.names.len() != 1));
 }
 
 /// A change of names.
@@ -234,7 +234,7 @@ async fn names_are_as_after_some_order_of_concurrent_changes() {
         let after = orders.iter().find(|after| seen.iter().all(|seen| *seen == after.names));
         let after = after.unwrap_or_else(|| panic!("round {round}: {changes:?} gave {seen:?}"));
         let mut listed = BTreeMap::new();
-        for record in hosts[round % 2].snapshots(TENANT).await.unwrap() {
+        for record in hosts[round % 2].snapshots(TENANT, 100).await.unwrap() {
             let number = record.built.as_ref().unwrap().made;
             listed.extend(record.names.into_iter().map(|name| (name, number)));
         }

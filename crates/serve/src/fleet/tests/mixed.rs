@@ -99,7 +99,7 @@ async fn every_change_of_a_snapshot_keeps_the_fields_of_a_later_version() {
     check("one name less").await;
     host.create_snapshot(other).await.unwrap();
     check("a name that another snapshot has now").await;
-    assert_eq!(host.snapshots(TENANT).await.unwrap().len(), 2);
+    assert_eq!(host.snapshots(TENANT, 100).await.unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

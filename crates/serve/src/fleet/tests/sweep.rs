@@ -402,6 +402,6 @@ async fn a_list_has_the_sandboxes_beside_an_unreadable_entry() {
     assert_eq!((&list.records[0].id, host.counts.unreadable.get()), (&good.id, 1));
     // A snapshot as well.
     nats::put(&host.links.kept, &format!("id.{key}"), Bytes::from_static(b"{")).await.unwrap();
-    assert!(host.snapshots_of(TENANT).await.unwrap().is_empty());
+    assert!(host.snapshots_of(TENANT, 100).await.unwrap().is_empty());
     assert_eq!(host.counts.unreadable.get(), 2);
 }

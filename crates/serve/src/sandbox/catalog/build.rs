@@ -448,7 +448,7 @@ mod tests {
         let (user, envs) = (User::User, BTreeMap::new());
         let around = StepEnvironment { user, directory: None, envs };
         let layers = async || {
-            let known = all.ledger.snapshots(&sandbox.tenant).await.unwrap();
+            let known = all.ledger.snapshots(&sandbox.tenant, 100).await.unwrap();
             known.iter().filter(|record| record.is_layer()).count()
         };
         // The oldest makes room for the others.

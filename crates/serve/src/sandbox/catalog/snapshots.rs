@@ -20,7 +20,7 @@ use crate::sandbox::lifecycle::tasks::{blocking, to_its_end};
 use crate::sandbox::records::record::{
     BuiltTemplate, SnapshotRecord, milliseconds, state_reference,
 };
-use crate::sandbox::records::store::StoredSnapshot;
+use crate::sandbox::records::store::{StoredSnapshot, max_listed};
 use crate::sandbox::request_body::unknown_fields::UnknownFields;
 use crate::sandbox::tenants::cpu_scheduler::CpuTurn;
 use crate::sandbox::tenants::entry_size::check_inherited;
@@ -203,7 +203,7 @@ impl Sandboxes {
         tenant: &Arc<str>,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         let _place = self.list_place(tenant).await?;
-        self.ledger.snapshots(tenant).await
+        self.ledger.snapshots(tenant, max_listed(self.config.max_snapshots)).await
     }
 
     /// Removes a snapshot. Sandboxes that were made from it keep their state.

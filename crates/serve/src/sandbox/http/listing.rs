@@ -27,8 +27,8 @@ type Pairs = Query<Vec<(String, String)>>;
 /// Maximum sandboxes or snapshots of one page.
 const MAX_PAGE_ITEMS: usize = 100;
 
-/// The header with the number of sandboxes that a list lacks because their entries in the ledger of
-/// the fleet cannot be read.
+/// The header with the maximum number of sandboxes that a list lacks because their entries in the
+/// ledger of the fleet cannot be read, or are beyond the maximum of a list.
 const UNREADABLE: &str = "x-afresh-unreadable";
 
 /// A list that a client asks for.

@@ -38,7 +38,7 @@ use crate::sandbox::records::directory::Directory;
 use crate::sandbox::records::directory_store::DirectoryStore;
 use crate::sandbox::records::record::{IMAGE, saved_id, saved_name, state_reference};
 use crate::sandbox::records::remote_usage::RemoteUsage;
-use crate::sandbox::records::store::SandboxStore;
+use crate::sandbox::records::store::{SandboxStore, max_listed};
 use crate::sandbox::tenants::accounts::Accounts;
 use crate::sandbox::tenants::cpu_scheduler::{CpuScheduler, CpuTurn};
 use crate::sandbox::tenants::memory::Memory;
@@ -112,8 +112,6 @@ const MAX_VIEWS: usize = 16;
 /// Maximum lists that are read from the ledger of a fleet at the same time. Each takes up to 64 KiB
 /// of memory for each of its entries.
 const MAX_LISTS: usize = 4;
-/// Maximum sandboxes of a tenant in a list.
-const MAX_LISTED: usize = 10_000;
 
 /// How long a call waits for the one before until the log has it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
@@ -324,7 +322,7 @@ impl Sandboxes {
     }
 
     /// The sandboxes of a tenant, oldest first.
-    /// The second value is the number of entries that cannot be read.
+    /// The second value is the number of entries that were not or cannot be read.
     pub(crate) async fn list(
         &self,
         tenant: &Arc<str>,
@@ -332,12 +330,17 @@ impl Sandboxes {
         let mut own: Vec<_> =
             lock(&self.all).values().filter(|sandbox| sandbox.tenant == *tenant).cloned().collect();
         let _place = self.list_place(tenant).await?;
-        let known = self.ledger.sandboxes_of(tenant, MAX_LISTED).await?;
+        let known =
+            self.ledger.sandboxes_of(tenant, max_listed(self.max_sandboxes(tenant))).await?;
+        if known.omitted > 0 {
+            let (tenant, omitted) = (&**tenant, known.omitted);
+            tracing::warn!(tenant, omitted, "a list of sandboxes ends at its maximum");
+        }
         let here: HashSet<String> = own.iter().map(|sandbox| sandbox.id.clone()).collect();
         let elsewhere = known.records.into_iter().filter(|record| !here.contains(&record.id));
         own.extend(elsewhere.map(|record| Arc::new(Sandbox::recorded(record))));
         own.sort_by(|one, two| (one.started, &one.id).cmp(&(two.started, &two.id)));
-        Ok((own, known.unreadable))
+        Ok((own, known.unreadable.saturating_add(known.omitted)))
     }
 
     /// A place among the lists that are read from the ledger of a fleet. The lists of one server

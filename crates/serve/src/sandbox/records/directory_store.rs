@@ -211,7 +211,11 @@ impl SandboxStore for DirectoryStore {
         Ok(found.map(|record| StoredSnapshot { record, kept: SavedState::default() }))
     }
 
-    async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+    async fn snapshots(
+        &self,
+        tenant: &str,
+        _: usize,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         let all = self.lock_known();
         Ok(all.values().filter(|record| record.tenant == tenant).cloned().collect())
     }
@@ -378,7 +382,7 @@ mod tests {
         });
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(store.snapshot("t", "web").await.unwrap().unwrap().record.id, "a");
-        assert_eq!(store.snapshots("t").await.unwrap().len(), store.known_snapshots().len());
+        assert_eq!(store.snapshots("t", 100).await.unwrap().len(), store.known_snapshots().len());
         let other = SnapshotRecord { tenant: "u".to_owned(), ..snapshot("d", &["web"]) };
         let created = tokio::time::timeout(TEST_TIMEOUT, create(&store, other)).await;
         created.expect("it waits for a change of another tenant").unwrap();

@@ -89,6 +89,15 @@ pub(crate) struct RecordedSandboxes {
     pub(crate) records: Vec<SandboxRecord>,
     /// The number of entries that cannot be read. Each may be a sandbox of the tenant.
     pub(crate) unreadable: usize,
+    /// The number of entries that were not read, since the list has its maximum. Each may be a
+    /// sandbox of the tenant.
+    pub(crate) omitted: usize,
+}
+
+/// Maximum entries in a list of a tenant that may have `limit` of them. It has more than its limit
+/// where that was lowered.
+pub(crate) fn max_listed(limit: usize) -> usize {
+    limit.saturating_mul(2).max(10_000)
 }
 
 /// A snapshot and its state.
@@ -291,8 +300,12 @@ pub(crate) trait SandboxStore: Send + Sync {
         name: &str,
     ) -> Result<Option<StoredSnapshot>, ErrorResponse>;
 
-    /// The snapshots of a tenant.
-    async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, ErrorResponse>;
+    /// The snapshots of a tenant, at most `most` where they are read from a ledger.
+    async fn snapshots(
+        &self,
+        tenant: &str,
+        most: usize,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse>;
 
     /// Removes the record of a snapshot.
     async fn remove_snapshot(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse>;

@@ -130,7 +130,7 @@ impl Sandboxes {
     }
 
     /// Maximum sandboxes of a tenant.
-    fn max_sandboxes(&self, tenant: &str) -> usize {
+    pub(crate) fn max_sandboxes(&self, tenant: &str) -> usize {
         self.accounts.budgets().of(tenant).sandboxes.unwrap_or(self.config.max_sandboxes)
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 use crate::sandbox::records::record::SnapshotRecord;
-use crate::sandbox::records::store::SandboxStore;
+use crate::sandbox::records::store::{SandboxStore, max_listed};
 use crate::sandbox::tenants::accounts::Account;
 use crate::sandbox::tenants::stored_blobs::StoredState;
 
@@ -92,7 +92,12 @@ impl Drop for SnapshotReservation {
 
 impl Counter {
     /// Counts the snapshots of the tenant if the last count is old. `admitting` is held.
-    async fn count(&self, ledger: &dyn SandboxStore, tenant: &str) -> Result<(), ErrorResponse> {
+    async fn count(
+        &self,
+        ledger: &dyn SandboxStore,
+        tenant: &str,
+        most: usize,
+    ) -> Result<(), ErrorResponse> {
         let (made, coming) = {
             let counts = lock(&self.counts);
             if counts.counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME) {
@@ -100,7 +105,7 @@ impl Counter {
             }
             (counts.made, counts.coming)
         };
-        let known = ledger.snapshots(tenant).await?;
+        let known = ledger.snapshots(tenant, max_listed(most)).await?;
         let mut counts = lock(&self.counts);
         let others = known.iter().filter(|record| !counts.charges.contains_key(&record.id));
         counts.bytes = others.map(|record| record.stored).sum();
@@ -149,7 +154,7 @@ impl Quota {
     ) -> Result<(), ErrorResponse> {
         let counter = self.counter(tenant);
         let _admitting = counter.admitting.lock().await;
-        counter.count(ledger, tenant).await
+        counter.count(ledger, tenant, self.most).await
     }
 
     /// Reserves room for one more snapshot of a tenant.
@@ -161,7 +166,7 @@ impl Quota {
     ) -> Result<SnapshotReservation, ErrorResponse> {
         let counter = self.counter(tenant);
         let admitting = counter.admitting.lock().await;
-        counter.count(ledger, tenant).await?;
+        counter.count(ledger, tenant, self.most).await?;
         let mut counts = lock(&counter.counts);
         let own = counts.there + counts.coming;
         if own >= self.most {

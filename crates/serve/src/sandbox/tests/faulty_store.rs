@@ -120,8 +120,12 @@ impl SandboxStore for FaultyStore {
         self.records.snapshot(tenant, name).await
     }
 
-    async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
-        self.records.snapshots(tenant).await
+    async fn snapshots(
+        &self,
+        tenant: &str,
+        most: usize,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+        self.records.snapshots(tenant, most).await
     }
 
     async fn remove_snapshot(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
