@@ -6,7 +6,7 @@
 //! thread are.
 //!
 //! Promises: an entry is of a thread that lives; its tracer is another process that lives, or 0
-//! once that is gone. A snapshot has all entries. May break it: an end of a thread or process that
+//! after its end. A snapshot has all entries. May break it: an end of a thread or process that
 //! does not call [`Kernel::drop_tracee`] or [`Kernel::drop_tracer`].
 
 mod stops;
@@ -83,7 +83,7 @@ pub(in crate::sentry) struct TracedCall {
 /// The trace of one thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::sentry) struct Trace {
-    /// PID of the tracer; 0 if that has gone while a call was held at its entry.
+    /// PID of the tracer. It is 0 if the tracer has ended while a call was held at its entry.
     pub(in crate::sentry) tracer: u32,
     /// PID of the thread.
     pub(in crate::sentry) process: u32,

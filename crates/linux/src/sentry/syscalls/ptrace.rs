@@ -245,7 +245,7 @@ impl Sentry {
         }
         let stopped = self.state.processes.info(home).and_then(|info| info.stopped);
         let state = self.change();
-        // One that was held for a tracer that has gone makes its call once it continues.
+        // A thread that was held at a call makes it after the end of its tracer.
         let held = state.processes.tracing.remove(thread).is_some_and(|trace| trace.held);
         let mut trace = Trace::new(own, home, options, seizes);
         if held {

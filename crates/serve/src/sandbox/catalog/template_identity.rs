@@ -3,8 +3,8 @@
 //! Promises: an image or a snapshot that is replaced under its name is another template, and so is
 //! one with other `dirs`. Sandboxes can be restarted from a template by every version of the server
 //! with the same [`STATE_FORMAT`]. The hosts of a fleet share a template of one version of the
-//! server. May break it: no digest covers the libraries of a host program and the files in `dirs`. The
-//! operator gives the template another `generation` when they change.
+//! server. May break it: no digest covers the libraries of a host program and the files in `dirs`.
+//! The operator gives the template another `generation` when they change.
 
 use sha2::{Digest, Sha256};
 
