@@ -2,6 +2,7 @@
 
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
+mod apart;
 mod asked;
 #[cfg(target_arch = "x86_64")]
 mod bases;

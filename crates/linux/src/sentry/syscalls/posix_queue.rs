@@ -92,6 +92,7 @@ impl Sentry {
         is_name(&name)?;
         self.state.named_queues.named(&name).ok_or(Errno::NOENT)?;
         self.change().named_queues.unlink(&name)?;
+        self.change().drop_queue_notices();
         Ok(ZERO)
     }
 

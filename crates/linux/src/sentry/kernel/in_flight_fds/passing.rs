@@ -16,7 +16,10 @@ impl Kernel {
                 FileObject::Watches(_) => self.watchers = self.watchers.saturating_sub(1),
                 FileObject::File(open) | FileObject::Device(_, open) => self.tree.close(open),
                 FileObject::Terminal(end) => self.close_terminal(end),
-                FileObject::Queue(id) => self.named_queues.leave(id),
+                FileObject::Queue(id) => {
+                    self.named_queues.leave(id);
+                    self.drop_queue_notices();
+                }
                 FileObject::Process(id) => self.drop_status(id),
                 open => {
                     if let FileObject::Fifo(fifo) = &open {

@@ -117,7 +117,7 @@ impl Kernel {
             if trace.listens {
                 self.stop_tracee(thread, TraceStop::Event(EVENT_STOP, 0));
             } else {
-                trace.plan(TraceStop::Event(EVENT_STOP, 0));
+                trace.plan(TraceStop::Event(EVENT_STOP, u64::from(libc::SIGTRAP as u32)));
             }
         }
     }

@@ -1,0 +1,25 @@
+//! Processes that part from what they share or trace.
+
+use afresh_linux::{Program, Warm};
+
+use crate::common::states::in_every_state;
+use crate::common::{compiled, here, limit};
+
+fn warm() -> Option<(Program, Warm)> {
+    let program = Program::new(compiled("apart.c", &["-static"])?);
+    let program = program.start_limit(limit(100)).time_limit(limit(100));
+    let warm = here(program.clone().warm())?;
+    Some((program, warm))
+}
+
+#[test]
+fn a_tracee_that_continues_while_it_is_stopped_is_in_every_state() {
+    let Some((program, warm)) = warm() else { return };
+    in_every_state(&program, &warm, "seized", ["look", "held", "none"]);
+}
+
+#[test]
+fn a_queue_that_goes_with_its_last_descriptor_takes_its_notice_along_in_every_state() {
+    let Some((program, warm)) = warm() else { return };
+    in_every_state(&program, &warm, "queue", ["look", "held", "none"]);
+}
