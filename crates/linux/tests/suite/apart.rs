@@ -2,7 +2,7 @@
 
 use afresh_linux::{Program, Warm};
 
-use crate::common::states::in_every_state;
+use crate::common::states::{ask, in_every_state};
 use crate::common::{compiled, here, limit};
 
 fn warm() -> Option<(Program, Warm)> {
@@ -22,4 +22,10 @@ fn a_tracee_that_continues_while_it_is_stopped_is_in_every_state() {
 fn a_queue_that_goes_with_its_last_descriptor_takes_its_notice_along_in_every_state() {
     let Some((program, warm)) = warm() else { return };
     in_every_state(&program, &warm, "queue", ["look", "held", "none"]);
+}
+
+#[test]
+fn copies_of_shared_descriptors_count_against_the_limit_of_all_processes() {
+    let Some((_, warm)) = warm() else { return };
+    assert_eq!(ask(&mut warm.instance(), "copies"), "done");
 }

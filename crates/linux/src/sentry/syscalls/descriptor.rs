@@ -79,6 +79,7 @@ impl Sentry {
         }
         let own = self.state.processes.current_id();
         if flags & UNSHARE != 0 && self.state.table.is_shared(own) {
+            self.state.table.check_unshare(own)?;
             self.change().table.unshare(own);
         }
         let numbers = self.state.table.numbers(first.into(), last.into());

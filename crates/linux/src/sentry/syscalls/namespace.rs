@@ -72,6 +72,7 @@ impl Sentry {
         }
         let id = self.state.processes.current_id();
         if flags & libc::CLONE_FILES != 0 && self.state.table.is_shared(id) {
+            self.state.table.check_unshare(id)?;
             self.change().table.unshare(id);
         }
         if flags & libc::CLONE_FS != 0 {

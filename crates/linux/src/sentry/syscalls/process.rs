@@ -174,6 +174,8 @@ impl Sentry {
         if flags & !known != 0 {
             return Err(Errno::INVAL.into());
         }
+        // The program gets its own descriptors.
+        self.state.table.check_unshare(self.state.processes.current_id())?;
         let mut path = path_in(process, path)?;
         let is_descriptor = path.is_empty() && flags & libc::AT_EMPTY_PATH != 0;
         if is_descriptor {

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use rustix::io::Errno;
+
 use super::{Descriptor, FdTable};
 
 impl FdTable {
@@ -57,7 +59,13 @@ impl FdTable {
         self.leave_shared(own);
     }
 
-    /// Gives the current process `own` its own copy of descriptors that it shares.
+    /// Refuses the current process `own` a copy of descriptors that it shares if there are too many.
+    pub(in crate::sentry) fn check_unshare(&self, own: u32) -> Result<(), Errno> {
+        if self.is_shared(own) { self.check_fork() } else { Ok(()) }
+    }
+
+    /// Gives the current process `own` its own copy of descriptors that it shares. The caller has
+    /// checked that there is room.
     pub(in crate::sentry) fn unshare(&mut self, own: u32) {
         if let Some(copy) = self.leave_shared(own) {
             copy.values().for_each(|descriptor| self.hold(descriptor.description));
