@@ -59,7 +59,8 @@ impl FdTable {
         self.leave_shared(own);
     }
 
-    /// Refuses the current process `own` a copy of descriptors that it shares if there are too many.
+    /// Refuses the current process `own` a copy of descriptors that it shares if there are too
+    /// many.
     pub(in crate::sentry) fn check_unshare(&self, own: u32) -> Result<(), Errno> {
         if self.is_shared(own) { self.check_fork() } else { Ok(()) }
     }
