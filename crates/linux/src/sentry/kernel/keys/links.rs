@@ -1,6 +1,6 @@
 //! Links of keyrings, and searches through them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustix::io::Errno;
 
@@ -76,21 +76,29 @@ impl Keys {
 
     /// Whether no keyring links itself through others.
     pub(super) fn are_acyclic(&self) -> bool {
-        let links = |key: &Key| match &key.contents {
-            KeyContents::Links(links) => links.clone(),
-            _ => Vec::new(),
-        };
-        let mut left: Vec<(i32, Vec<i32>)> =
-            self.iter().map(|(id, key)| (id, links(key))).collect();
-        // Keys whose links all end are taken away, until none is left.
-        loop {
-            let open: BTreeSet<i32> = left.iter().map(|(id, _)| *id).collect();
-            let before = left.len();
-            left.retain(|(_, links)| links.iter().any(|link| open.contains(link)));
-            if left.is_empty() || left.len() == before {
-                return left.is_empty();
+        // Keys whose links are all taken away are taken away, until none is left.
+        let mut above: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+        let (mut counts, mut ends) = (BTreeMap::new(), Vec::new());
+        for (id, key) in self.iter() {
+            let links = key.links().unwrap_or_default();
+            links.iter().for_each(|link| above.entry(*link).or_default().push(id));
+            counts.insert(id, links.len());
+            if links.is_empty() {
+                ends.push(id);
             }
         }
+        let mut taken = 0;
+        while let Some(id) = ends.pop() {
+            taken += 1;
+            for ring in above.remove(&id).unwrap_or_default() {
+                let Some(count) = counts.get_mut(&ring) else { continue };
+                *count -= 1;
+                if *count == 0 {
+                    ends.push(ring);
+                }
+            }
+        }
+        taken == counts.len()
     }
 
     /// Ends a link.
@@ -168,5 +176,37 @@ impl Keys {
             level = next;
         }
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn cycles_are_found_in_a_time_that_grows_with_the_links() {
+        const RINGS: usize = 150;
+        let mut keys = Keys::default();
+        let rings: Vec<i32> = (0..RINGS)
+            .map(|n| keys.add_keyring(format!("{n}").as_bytes(), [0, 0], 0).unwrap())
+            .collect();
+        // A state of a stranger's: each links the last one many times, and then the next.
+        let link = |keys: &mut Keys, ring: i32, links: Vec<i32>| {
+            keys.list.get_mut(&ring).unwrap().contents = KeyContents::Links(links);
+        };
+        for pair in rings.windows(2) {
+            let mut links = vec![rings[RINGS - 1]; 5000];
+            links.push(pair[1]);
+            link(&mut keys, pair[0], links);
+        }
+        let begun = Instant::now();
+        assert!(keys.are_acyclic());
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        link(&mut keys, rings[RINGS - 1], vec![rings[RINGS / 2]]);
+        assert!(!keys.are_acyclic());
+        link(&mut keys, rings[RINGS - 1], vec![rings[RINGS - 1]]);
+        assert!(!keys.are_acyclic());
     }
 }
