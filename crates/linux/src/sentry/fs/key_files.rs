@@ -40,9 +40,13 @@ impl Sentry {
     pub(in crate::sentry) fn keys_text(&mut self) -> String {
         let (mut text, now) = (String::new(), self.now());
         let all: Vec<i32> = self.state.keys.iter().map(|(id, _)| id).collect();
+        if all.is_empty() {
+            return text;
+        }
+        // One search for all: each keyring may link all keys.
+        let possessed = self.possessed_numbers();
         for id in all {
-            let found = self.named_key(id as u64, false);
-            let found = found.unwrap_or(FoundKey { id, possessed: false });
+            let found = FoundKey { id, possessed: possessed.contains(&id) };
             if self.check_key(found, VIEW).is_err() {
                 continue;
             }

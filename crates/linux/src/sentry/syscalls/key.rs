@@ -2,6 +2,8 @@
 //!
 //! A process has the permissions of a *possessor* for keys that it finds through its own keyrings.
 
+use std::collections::BTreeSet;
+
 use rustix::io::Errno;
 
 use crate::platform::Process;
@@ -127,6 +129,13 @@ impl Sentry {
             all.push(found);
         }
         Ok(all)
+    }
+
+    /// The numbers of all keys that the current process possesses.
+    pub(in crate::sentry) fn possessed_numbers(&mut self) -> BTreeSet<i32> {
+        let ids = self.state.ids();
+        let found = self.possessed_keys(|_, key| allows(key, true, &ids, SEARCH) && !key.invalid);
+        found.unwrap_or_default().into_iter().flatten().collect()
     }
 
     /// The keyring of the thread, or a new one.
