@@ -107,7 +107,7 @@ impl Sentry {
         thread: u32,
         at: u64,
     ) -> Result<[u8; 8], Errno> {
-        if at % 8 != 0 || at >= USER_LEN {
+        if !at.is_multiple_of(8) || at >= USER_LEN {
             return Err(Errno::IO);
         }
         if at < GENERAL_LEN as u64 {
@@ -129,7 +129,7 @@ impl Sentry {
         at: u64,
         word: u64,
     ) -> Result<(), Errno> {
-        if at % 8 != 0 || at >= USER_LEN {
+        if !at.is_multiple_of(8) || at >= USER_LEN {
             return Err(Errno::IO);
         }
         if at < GENERAL_LEN as u64 {
