@@ -235,6 +235,7 @@ fn granted() -> (tempfile::TempDir, PathBuf, PathBuf, Tree) {
     std::fs::create_dir_all(top.join("k")).unwrap();
     std::fs::write(top.join("k/y"), "y\n").unwrap();
     std::fs::create_dir(top.join("k/empty")).unwrap();
+    std::fs::create_dir_all(top.join("d/below")).unwrap();
     std::os::unix::fs::symlink("y", top.join("k/link")).unwrap();
     let layer = Layer::directory(&top).unwrap();
     let tree = Tree::new(Budget::default()).with_layer(top.to_str().unwrap(), &layer).unwrap();
@@ -404,7 +405,6 @@ fn a_file_that_was_moved_between_two_directories_is_in_one_of_them() {
         let (_folder, top, _, before) = granted();
         let mut after = before.clone();
         let mut tops = [top.join("k"), top.join("d")];
-        std::fs::create_dir_all(tops[1].join("below")).unwrap();
         rename(&mut after, &tops[0].join("y"), &tops[1].join("below/y")).unwrap();
         // The host has removed the directory.
         std::fs::remove_dir(tops[1].join("below")).unwrap();
