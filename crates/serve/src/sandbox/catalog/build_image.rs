@@ -41,6 +41,8 @@ impl Sandboxes {
         name: &str,
         is_forced: bool,
     ) -> Result<PinnedImage, ErrorResponse> {
+        // A refusal for the lack of memory needs no answer of a registry.
+        self.memory.admit(1).await?;
         self.check_image(name)?;
         let _place = self.pull_place(&build.tenant).await?;
         let reference = format!("oci://{name}");
