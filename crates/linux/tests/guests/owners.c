@@ -170,6 +170,24 @@ static int sharer(void *arg) {
     return 7;
 }
 
+static int sleeper(void *word) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, 0, 0, 0, 0);
+    return 8;
+}
+
+// Private futexes are those of a memory, which processes may share.
+static void futexes_between_processes(char *stack) {
+    int status;
+    pid_t child = clone(sleeper, stack, CLONE_VM | SIGCHLD, words);
+    while (syscall(SYS_futex, words, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0) == 0) usleep(1000);
+    waitpid(child, &status, 0), say("woken by a process", WEXITSTATUS(status));
+    child = clone(sleeper, stack, CLONE_VM | SIGCHLD, words);
+    while (syscall(SYS_futex, words, FUTEX_REQUEUE_PRIVATE, 0, 1L, words + 1, 0) == 0) usleep(1000);
+    say("at the first word", syscall(SYS_futex, words, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0));
+    say("at another word", syscall(SYS_futex, words + 1, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0));
+    waitpid(child, &status, 0), say("woken there", WEXITSTATUS(status));
+}
+
 static void sharing(void) {
     char *stack = malloc(1 << 16), at[64];
     int status;
@@ -186,6 +204,7 @@ static void sharing(void) {
     while (raise(SIGUSR1) || seen != 1) {}
     seen = 2, waitpid(child, &status, 0);
     say("status", WEXITSTATUS(status));
+    futexes_between_processes(stack + (1 << 16));
     if (syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0) == 0)
         _exit(close_range(second, second, CLOSE_RANGE_UNSHARE) != 0);
     wait(&status), say("unshared", WEXITSTATUS(status)), say("open", fcntl(second, F_GETFD));

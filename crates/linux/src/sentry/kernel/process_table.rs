@@ -270,11 +270,22 @@ impl ProcessTable {
         std::iter::once(&mut self.current.threads).chain(others)
     }
 
-    /// Threads of processes that are not the current one.
+    /// Threads of other processes that may wait at the same futex: of all, if it has a place in
+    /// shared memory, and else of those with the memory of the current process.
     pub(in crate::sentry) fn other_threads_mut(
         &mut self,
+        has_place: bool,
     ) -> impl Iterator<Item = &mut Threads> + '_ {
-        self.others.values_mut().map(|process| &mut process.threads)
+        let memory = self.current.info.memory;
+        let others = self.others.values_mut();
+        let reached = others.filter(move |other| has_place || other.info.memory == memory);
+        reached.map(|process| &mut process.threads)
+    }
+
+    /// Whether [`Self::other_threads_mut`] has any.
+    pub(in crate::sentry) fn has_other_threads(&self, has_place: bool) -> bool {
+        let memory = self.current.info.memory;
+        self.others.values().any(|other| has_place || other.info.memory == memory)
     }
 
     /// Replaces the current process by `id`, which lives and is another. Returns the memory of the

@@ -71,7 +71,7 @@ pub(in crate::sentry) const MAX_FUTEXES: usize = 128;
 /// The word that waiters of a futex wait at, and their wakers name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FutexKey {
-    /// Its address in the process of the waiter or waker.
+    /// Its address in the memory of the waiter or waker.
     address: u64,
     /// Its file and offset in shared memory, unless the process declares the futex private. Any
     /// mapping of them is the same futex.
@@ -79,7 +79,7 @@ pub(crate) struct FutexKey {
 }
 
 impl FutexKey {
-    /// A word of memory that a process has alone, or of a futex that it declares so.
+    /// A word of private memory, or of a futex that the process declares private.
     pub(in crate::sentry) fn private(address: u64) -> Self {
         Self { address, place: None }
     }
@@ -96,7 +96,7 @@ impl FutexKey {
         self.place.map(|_| Self::private(self.address))
     }
 
-    /// Whether a wait is at this word. An address counts in one process only.
+    /// Whether a wait is at this word. An address counts in one memory only.
     fn is_of(self, address: u64, place: Option<(Node, u64)>) -> bool {
         self.place == place && (place.is_some() || self.address == address)
     }

@@ -80,7 +80,8 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         let futex = self.shared_futex(word);
-        let is_shared = futex.place.is_some() && !self.state.processes.is_single();
+        let has_place = futex.place.is_some();
+        let is_shared = self.state.processes.has_other_threads(has_place);
         let state = self.change();
         let mut waiting = state.processes.current.threads.waiting_here(futex, u32::MAX);
         let mut heir = None;
@@ -88,7 +89,7 @@ impl Sentry {
             heir =
                 state.processes.current.threads.get_mut(id).and_then(|thread| thread.wait.as_mut());
         } else if is_shared {
-            for threads in state.processes.other_threads_mut() {
+            for threads in state.processes.other_threads_mut(has_place) {
                 waiting = threads.waiting(futex, u32::MAX);
                 if let Some(&id) = waiting.first() {
                     heir = threads.get_mut(id).and_then(|thread| thread.wait.as_mut());

@@ -178,14 +178,15 @@ impl Sentry {
         shared().unwrap_or(FutexKey::private(address))
     }
 
-    /// Wakes up to `count` threads of other processes that wait at the same place of shared memory;
-    /// how many.
+    /// Wakes up to `count` threads of other processes that wait at the same word. Returns their
+    /// number.
     fn wake_others(&mut self, futex: FutexKey, count: u32, bits: u32) -> u32 {
-        if futex.place.is_none() || count == 0 || self.state.processes.is_single() {
+        let has_place = futex.place.is_some();
+        if count == 0 || !self.state.processes.has_other_threads(has_place) {
             return 0;
         }
         let mut left = count as usize;
-        for threads in self.change().processes.other_threads_mut() {
+        for threads in self.change().processes.other_threads_mut(has_place) {
             for id in threads.waiting(futex, bits).into_iter().take(left) {
                 if let Some(wait) = threads.get_mut(id).and_then(|thread| thread.wait.as_mut()) {
                     wait.wake(futex);
@@ -196,20 +197,21 @@ impl Sentry {
         count - left as u32
     }
 
-    /// Moves up to `most` waiters of other processes to another word, if both words are in shared
-    /// memory. Returns their number.
+    /// Moves up to `most` waiters of other processes to another word, if both words or neither have
+    /// a place in shared memory. Returns their number.
     fn requeue_others(
         &mut self,
         from: FutexKey,
         to: (u64, Option<(Node, u64)>),
         most: usize,
     ) -> usize {
-        let shared = from.place.is_some() && to.1.is_some();
-        if !shared || most == 0 || self.state.processes.is_single() {
+        let has_place = from.place.is_some();
+        let is_mixed = has_place != to.1.is_some();
+        if is_mixed || most == 0 || !self.state.processes.has_other_threads(has_place) {
             return 0;
         }
         let mut moved = 0;
-        for threads in self.change().processes.other_threads_mut() {
+        for threads in self.change().processes.other_threads_mut(has_place) {
             let mut waiting = threads.waiting(from, u32::MAX);
             waiting.retain(|id| threads.waits_for_one(*id));
             let part = &waiting[..waiting.len().min(most - moved)];
@@ -220,8 +222,8 @@ impl Sentry {
     }
 
     /// `futex(2)`: requeues between an ordinary futex and one with priority inheritance are
-    /// `ENOSYS`, and owners inherit no priority. A requeue with a private word moves threads of
-    /// the calling process only.
+    /// `ENOSYS`, and owners inherit no priority. A requeue between a private word and another
+    /// one moves threads of the calling process only.
     pub(in crate::sentry) fn sys_futex(
         &mut self,
         process: &mut Process,
