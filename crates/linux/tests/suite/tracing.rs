@@ -45,6 +45,15 @@ fn a_tracer_reads_and_writes_memory_through_a_file() {
     traces("memory");
 }
 
+#[test]
+fn the_sanitizer_of_gcc_finds_a_leak() {
+    let Some(path) = compiled("leak.c", &["-fsanitize=address"]) else { return };
+    let program = Program::new(path).memory_limit(1 << 30).start_limit(limit(100));
+    let Some(run) = here(program.run(b"")) else { return };
+    let (output, part) = (&run.messages, "100 byte(s) leaked in 1 allocation(s)");
+    assert!(run.end == End::Exit(1) && output.contains(part), "{:?} {output}", run.end);
+}
+
 /// The output of a tool of the host as a guest, which may read `grant`; `None` without it.
 fn tool(path: &str, args: &[&str], grant: Option<&Path>) -> Option<(End, String)> {
     if !Path::new(path).exists() {
