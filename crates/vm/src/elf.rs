@@ -243,7 +243,7 @@ impl<'a> Program<'a> {
     ) -> Result<(), ElfError> {
         let (mut rela, mut rela_size, mut rela_entry) = (None, 0, RELA);
         let (mut relr, mut relr_size, mut relr_entry) = (None, 0, 8);
-        // Relocations of calls have a table of their own.
+        // Those of calls.
         let (mut calls, mut calls_size, mut calls_kind) = (None, 0, DT_RELA as u64);
         for entry in entries {
             let value = entry.d_val(LE);
@@ -381,8 +381,8 @@ fn check_segment(
     Ok(Segment { address, size, writable, executable, file: offset as usize..end as usize })
 }
 
-/// Checks `segment` against those before it, of which several may end in its first page: a page has
-/// the rights of all its segments.
+/// Checks `segment` against those before it. Several of them may end in its first page, and a page
+/// has the rights of all its segments.
 fn check_neighbours(index: usize, before: &[Segment], segment: &Segment) -> Result<(), ElfError> {
     let end = |other: &Segment| other.address + other.size;
     if before.last().is_some_and(|last| segment.address < end(last)) {

@@ -3,6 +3,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+mod recent_calls;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 

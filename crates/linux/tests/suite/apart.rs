@@ -1,4 +1,4 @@
-//! Processes that part from what they share or trace.
+//! Processes that end a sharing or a trace.
 
 use afresh_linux::{Program, Warm};
 

@@ -31,23 +31,19 @@ impl Kernel {
         };
         let passed = |id: u64| self.channels.get(id).map_or(0, |channel| channel.passed());
         let taken = |id: u64| self.channels.get(id).map_or(0, |channel| channel.bytes_read());
-        let arrivals = match self.table.description(id).map(|found| &found.open) {
-            Some(FileObject::Pipe { channel, .. }) => passed(*channel),
-            Some(FileObject::Fifo(fifo)) => passed(fifo.channel),
+        let (arrivals, departures) = match self.table.description(id).map(|found| &found.open) {
+            Some(FileObject::Pipe { channel, writes: false }) => (passed(*channel), 0),
+            Some(FileObject::Pipe { channel, writes: true }) => (passed(*channel), taken(*channel)),
+            Some(FileObject::Fifo(fifo)) => (passed(fifo.channel), taken(fifo.channel)),
             Some(FileObject::Socket(socket)) => match &socket.stage {
-                SocketState::Connected { incoming: Some(id), .. } => passed(*id),
-                SocketState::Datagrams { inbox, .. } => passed(*inbox),
-                SocketState::Listening(_) => socket.edges,
-                _ => 0,
+                SocketState::Connected { incoming: Some(id), .. } => (passed(*id), 0),
+                SocketState::Datagrams { inbox, .. } => (passed(*inbox), 0),
+                SocketState::Listening(_) => (socket.edges, 0),
+                _ => (0, 0),
             },
-            Some(FileObject::Watches(_)) => edges,
+            Some(FileObject::Watches(_)) => (edges, 0),
             // A terminal counts reads among its edges.
-            _ => 0,
-        };
-        let departures = match self.table.description(id).map(|found| &found.open) {
-            Some(FileObject::Pipe { channel, writes: true }) => taken(*channel),
-            Some(FileObject::Fifo(fifo)) => taken(fifo.channel),
-            _ => 0,
+            _ => (0, 0),
         };
         SeenEvents { events, arrivals, departures }
     }

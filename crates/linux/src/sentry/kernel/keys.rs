@@ -48,7 +48,7 @@ pub(in crate::sentry) const SET_ATTRIBUTES: u32 = 0x20;
 const ALL: u32 = 0x3f;
 /// All bits of permissions.
 pub(in crate::sentry) const PERMISSIONS: u32 = 0x3f3f_3f3f;
-/// Those of a keyring that its process has asked for or that it joins, and of a user's.
+/// Those of keyrings: of a process or thread, of a session, of one with a name, and of a user.
 pub(in crate::sentry) const OF_PROCESS: u32 = ALL << 24 | VIEW << 16;
 pub(in crate::sentry) const OF_SESSION: u32 = ALL << 24 | (VIEW | READ) << 16;
 pub(in crate::sentry) const OF_NAMED_SESSION: u32 = ALL << 24 | (VIEW | READ | LINK) << 16;
@@ -250,8 +250,25 @@ impl Keys {
         if fits { Ok(()) } else { Err(Errno::DQUOT) }
     }
 
+    /// Adds a key that a keyring links.
+    pub(in crate::sentry) fn add_linked(
+        &mut self,
+        keyring: i32,
+        kind: KeyKind,
+        description: Vec<u8>,
+        owner: [u32; 2],
+        contents: KeyContents,
+    ) -> Result<i32, Errno> {
+        let id = self.add(kind, description, owner, contents)?;
+        let linked = self.link(keyring, id);
+        if linked.is_err() {
+            self.drop_unused();
+        }
+        linked.map(|()| id)
+    }
+
     /// Adds a key that nothing links yet. The caller links it, or calls [`Keys::drop_unused`].
-    pub(in crate::sentry) fn add(
+    fn add(
         &mut self,
         kind: KeyKind,
         description: Vec<u8>,
@@ -377,15 +394,7 @@ impl Keys {
     pub(in crate::sentry) fn drop_unused(&mut self) {
         let held = self.processes.values().flat_map(|own| [own.process, own.session]).flatten();
         let held = held.chain(self.threads.values().copied());
-        let mut left: Vec<i32> = held.chain(self.users.values().flatten().copied()).collect();
-        let mut used = BTreeSet::new();
-        while let Some(id) = left.pop() {
-            if used.insert(id)
-                && let Some(Key { contents: KeyContents::Links(links), .. }) = self.list.get(&id)
-            {
-                left.extend(links);
-            }
-        }
+        let used = self.reach(held.chain(self.users.values().flatten().copied()).collect());
         self.list.retain(|id, _| used.contains(id));
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a notice (`NOTIFY_COOKIE_LEN`), the last of which is its reason.
+/// Bytes of a notice (`NOTIFY_COOKIE_LEN`). The last one is its reason.
 pub(in crate::sentry) const COOKIE_LEN: usize = 32;
 /// The reasons: a message came, and the request has ended (`NOTIFY_WOKENUP`, `NOTIFY_REMOVED`).
 pub(in crate::sentry) const CAME: u8 = 1;

@@ -65,21 +65,30 @@ pub(in crate::sentry) fn word_in(process: &Process, address: u64) -> SyscallResu
     }
 }
 
-/// A path: bytes up to a zero, at most a page's worth.
-pub(in crate::sentry) fn path_in(process: &Process, address: u64) -> SyscallResult<Vec<u8>> {
-    let mut path = Vec::new();
-    while path.len() < PATH_LEN {
-        let at = address.wrapping_add(path.len() as u64);
+/// A string: bytes up to a zero. `None` if none of its first `limit` bytes is one.
+pub(in crate::sentry) fn string_in(
+    process: &Process,
+    address: u64,
+    limit: usize,
+) -> SyscallResult<Option<Vec<u8>>> {
+    let mut string = Vec::new();
+    while string.len() < limit {
+        let at = address.wrapping_add(string.len() as u64);
         // Up to the end of a page: the next page may not be mapped.
-        let len = (PAGE - at % PAGE).min(256).min((PATH_LEN - path.len()) as u64);
+        let len = (PAGE - at % PAGE).min(256).min((limit - string.len()) as u64);
         let piece = copy_in(process, at, len as usize)?;
         if let Some(end) = piece.iter().position(|&byte| byte == 0) {
-            path.extend(&piece[..end]);
-            return Ok(path);
+            string.extend(&piece[..end]);
+            return Ok(Some(string));
         }
-        path.extend(piece);
+        string.extend(piece);
     }
-    Err(Errno::NAMETOOLONG.into())
+    Ok(None)
+}
+
+/// A path, with at most [`PATH_LEN`] bytes.
+pub(in crate::sentry) fn path_in(process: &Process, address: u64) -> SyscallResult<Vec<u8>> {
+    Ok(string_in(process, address, PATH_LEN)?.ok_or(Errno::NAMETOOLONG)?)
 }
 
 /// A page of guest memory that was read last.

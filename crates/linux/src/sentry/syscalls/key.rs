@@ -14,7 +14,7 @@ use crate::sentry::kernel::keys::{
 };
 use crate::sentry::kernel::users::{FOR_FILES, ProcessIds};
 use crate::sentry::mm::layout::PAGE;
-use crate::sentry::mm::user_memory::copy_in;
+use crate::sentry::mm::user_memory::{copy_in, string_in};
 use crate::sentry::result::{SyscallControl, SyscallResult};
 
 /// Numbers of keyrings that each process has.
@@ -51,29 +51,18 @@ fn allows(key: &Key, possessed: bool, ids: &ProcessIds, needed: u32) -> bool {
     held & needed == needed
 }
 
-/// A string of the guest shorter than `limit`; a longer one is `EINVAL`.
-pub(in crate::sentry) fn string_in(
+/// A text about a key: a string shorter than `limit`. A longer one is `EINVAL`.
+pub(in crate::sentry) fn text_in(
     process: &Process,
     address: u64,
     limit: usize,
 ) -> SyscallResult<Vec<u8>> {
-    let mut string = Vec::new();
-    while string.len() < limit {
-        let at = address.wrapping_add(string.len() as u64);
-        let len = (PAGE - at % PAGE).min((limit - string.len()) as u64);
-        let piece = copy_in(process, at, len as usize)?;
-        if let Some(end) = piece.iter().position(|&byte| byte == 0) {
-            string.extend(&piece[..end]);
-            return Ok(string);
-        }
-        string.extend(piece);
-    }
-    Err(Errno::INVAL.into())
+    Ok(string_in(process, address, limit)?.ok_or(Errno::INVAL)?)
 }
 
 /// The name of a type of keys.
 pub(in crate::sentry) fn type_in(process: &Process, address: u64) -> SyscallResult<Vec<u8>> {
-    let name = string_in(process, address, MAX_TYPE)?;
+    let name = text_in(process, address, MAX_TYPE)?;
     match name.first() {
         None => Err(Errno::INVAL.into()),
         Some(b'.') => Err(Errno::PERM.into()),
@@ -249,7 +238,7 @@ impl Sentry {
         Ok(found)
     }
 
-    /// The first of `found` that the caller may use; `None` if there are none.
+    /// The first of `found` that the caller may use, if any.
     pub(in crate::sentry) fn first_usable(
         &self,
         found: Vec<i32>,
@@ -312,7 +301,7 @@ impl Sentry {
         let kind = type_in(process, kind)?;
         let description = match description {
             0 => Vec::new(),
-            at => string_in(process, at, MAX_DESCRIPTION)?,
+            at => text_in(process, at, MAX_DESCRIPTION)?,
         };
         if description.first() == Some(&b'.') && kind == b"keyring" {
             return Err(Errno::PERM.into());
@@ -320,8 +309,7 @@ impl Sentry {
         let payload = copy_in(process, payload, len as usize)?;
         let ring = self.usable_key(keyring, true, WRITE)?;
         let kind = KeyKind::of(&kind).ok_or(Errno::NODEV)?;
-        let links = self.state.keys.get(ring.id).ok_or(Errno::NOKEY)?.links();
-        links?;
+        self.state.keys.get(ring.id).ok_or(Errno::NOKEY)?.links()?;
         kind.check(&description, &payload)?;
         let contents = match kind {
             KeyKind::Keyring => KeyContents::Links(Vec::new()),
@@ -337,12 +325,7 @@ impl Sentry {
             return Ok(SyscallControl::Value(id as u64));
         }
         let owner = self.key_owner();
-        let keys = &mut self.change().keys;
-        let id = keys.add(kind, description, owner, contents)?;
-        if let Err(errno) = keys.link(ring.id, id) {
-            keys.drop_unused();
-            return Err(errno.into());
-        }
+        let id = self.change().keys.add_linked(ring.id, kind, description, owner, contents)?;
         Ok(SyscallControl::Value(id as u64))
     }
 
@@ -357,9 +340,9 @@ impl Sentry {
         keyring: u64,
     ) -> SyscallResult {
         let kind = type_in(process, kind)?;
-        let description = string_in(process, description, MAX_DESCRIPTION)?;
+        let description = text_in(process, description, MAX_DESCRIPTION)?;
         if information != 0 {
-            string_in(process, information, PAGE as usize)?;
+            text_in(process, information, PAGE as usize)?;
         }
         let target = match keyring as i32 {
             0 => None,
@@ -389,13 +372,9 @@ impl Sentry {
         let owner = self.key_owner();
         let keys = &mut self.change().keys;
         let contents = KeyContents::Negative(libc::ENOKEY);
-        let id = keys.add(kind, description, owner, contents)?;
+        let id = keys.add_linked(target.id, kind, description, owner, contents)?;
         if let Some(key) = keys.get_mut(id) {
             key.expires = Some(until);
-        }
-        if let Err(errno) = keys.link(target.id, id) {
-            keys.drop_unused();
-            return Err(errno.into());
         }
         Err(Errno::NOKEY.into())
     }

@@ -5,14 +5,14 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::kernel::keys::{
-    KeyContents, KeyKind, LINK, MAX_DESCRIPTION, OF_NAMED_SESSION, PERMISSIONS, ProcessKeyrings,
-    READ, SEARCH, SET_ATTRIBUTES, VIEW, WRITE,
+    Key, KeyContents, KeyKind, LINK, MAX_DESCRIPTION, OF_NAMED_SESSION, PERMISSIONS,
+    ProcessKeyrings, READ, SEARCH, SET_ATTRIBUTES, VIEW, WRITE,
 };
 use crate::sentry::kernel::users::FOR_FILES;
 use crate::sentry::mm::layout::PAGE;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
-use crate::sentry::syscalls::key::{FoundKey, string_in, type_in};
+use crate::sentry::syscalls::key::{FoundKey, text_in, type_in};
 
 /// Capabilities of keyrings here (`KEYCTL_CAPABILITIES`): big keys, invalidation and moves.
 const CAPABILITIES: [u8; 2] = [0x10 | 0x20 | 0x80, 0];
@@ -106,7 +106,7 @@ impl Sentry {
         }
     }
 
-    fn edit_key(&mut self, id: i32, edit: impl FnOnce(&mut crate::sentry::kernel::keys::Key)) {
+    fn edit_key(&mut self, id: i32, edit: impl FnOnce(&mut Key)) {
         if let Some(key) = self.change().keys.get_mut(id) {
             edit(key);
         }
@@ -122,7 +122,7 @@ impl Sentry {
         if name == 0 {
             return Ok(SyscallControl::Value(self.new_session_keyring()? as u64));
         }
-        let name = string_in(process, name, MAX_DESCRIPTION)?;
+        let name = text_in(process, name, MAX_DESCRIPTION)?;
         if name.first() == Some(&b'.') {
             return Err(Errno::PERM.into());
         }
@@ -164,7 +164,7 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// A process without capabilities changes the group of its own keys to one that it is in.
+    /// A process without capabilities gives its keys only groups that it is in.
     fn chown_key(&mut self, key: u64, user: u32, group: u32) -> SyscallResult {
         let found = self.named_key(key, true)?;
         self.check_key(found, SET_ATTRIBUTES)?;
@@ -223,15 +223,14 @@ impl Sentry {
         target: u64,
     ) -> SyscallResult {
         let kind = type_in(process, kind)?;
-        let description = string_in(process, description, MAX_DESCRIPTION)?;
+        let description = text_in(process, description, MAX_DESCRIPTION)?;
         let ring = self.usable_key(keyring, false, SEARCH)?;
         let target = match target as i32 {
             0 => None,
             _ => Some(self.usable_key(target, true, WRITE)?),
         };
         let kind = KeyKind::of(&kind).ok_or(Errno::NOKEY)?;
-        let links = self.state.keys.get(ring.id).ok_or(Errno::NOKEY)?.links();
-        links?;
+        self.state.keys.get(ring.id).ok_or(Errno::NOKEY)?.links()?;
         let found = self.keys_within(ring, kind, &description);
         let id = self.first_usable(found, ring.possessed)?.ok_or(Errno::NOKEY)?;
         if let Some(target) = target {

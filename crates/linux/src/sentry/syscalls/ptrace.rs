@@ -1,8 +1,8 @@
 //! `ptrace(2)`: attaching, resuming, and everything that a stop is asked for but registers and
 //! memory, which the guest's owner reads and writes ([`TraceRequest`]).
 //!
-//! A process traces those that it could look into ([`Kernel::may_inspect`]), none of its own
-//! threads, and no thread that has a tracer.
+//! A process may trace threads of other processes that it may inspect
+//! ([`Kernel::may_inspect`]), if they have no tracer.
 //!
 //! [`Kernel::may_inspect`]: crate::sentry::Kernel::may_inspect
 

@@ -6,15 +6,12 @@ use crate::platform::Process;
 use crate::sentry::Sentry;
 use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallResult};
+use crate::sentry::syscalls::thread::int_in;
 
 /// The numbers of the modules: that of capabilities.
 const MODULES: [u64; 1] = [100];
 const LEN: u32 = 8 * MODULES.len() as u32;
 const LSM_FLAG_SINGLE: u64 = 1;
-
-fn size_in(process: &Process, at: u64) -> SyscallResult<u32> {
-    Ok(u32::from_le_bytes(copy_in(process, at, 4)?.try_into().unwrap_or_default()))
-}
 
 impl Sentry {
     /// `lsm_list_modules(2)`: capabilities are the only module.
@@ -28,7 +25,7 @@ impl Sentry {
         if flags as u32 != 0 {
             return Err(Errno::INVAL.into());
         }
-        let room = size_in(process, size)?;
+        let room = int_in(process, size)?;
         copy_out(process, size, &LEN.to_le_bytes())?;
         if room < LEN {
             return Err(Errno::TOOBIG.into());
@@ -48,7 +45,7 @@ impl Sentry {
         if attribute as u32 == 0 || size == 0 || flags != 0 && (!is_single || context == 0) {
             return Err(Errno::INVAL.into());
         }
-        size_in(process, size)?;
+        int_in(process, size)?;
         if is_single {
             copy_in(process, context, 32)?;
         }

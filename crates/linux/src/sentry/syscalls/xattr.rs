@@ -14,7 +14,7 @@ use crate::sentry::fs::permissions::{READ, WRITE};
 use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::open_fifo::Fifo;
-use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in};
+use crate::sentry::mm::user_memory::{copy_in, copy_out, path_in, string_in};
 use crate::sentry::name_lengths::NAME;
 use crate::sentry::result::{SyscallControl, SyscallResult, ZERO};
 use crate::sentry::tty::terminals::TerminalEnd;
@@ -325,19 +325,8 @@ impl Sentry {
 
 /// The name of an attribute.
 fn name_in(process: &Process, at: u64) -> SyscallResult<Vec<u8>> {
-    let mut name = Vec::new();
-    while name.len() <= NAME {
-        let from = at.wrapping_add(name.len() as u64);
-        // Up to the end of a page: the next page may not be mapped.
-        let len = (crate::sentry::PAGE - from % crate::sentry::PAGE).min(NAME as u64 + 1);
-        let piece = copy_in(process, from, len as usize)?;
-        let end = piece.iter().position(|byte| *byte == 0);
-        name.extend(&piece[..end.unwrap_or(piece.len())]);
-        if end.is_some() {
-            break;
-        }
-    }
-    if name.is_empty() || name.len() > NAME { Err(Errno::RANGE.into()) } else { Ok(name) }
+    let name = string_in(process, at, NAME + 1)?.filter(|name| !name.is_empty());
+    Ok(name.ok_or(Errno::RANGE)?)
 }
 
 /// Returns bytes, or only their number if the caller has no room.

@@ -4,17 +4,10 @@
 
 use libc::c_long;
 
+pub(crate) use crate::platform::arch::recent_calls::*;
+
 /// Missing in `libc`.
-pub(crate) const SYS_fchmodat2: c_long = 452;
 pub(crate) const SYS_io_pgetevents: c_long = 292;
-pub(crate) const SYS_cachestat: c_long = 451;
-pub(crate) const SYS_statmount: c_long = 457;
-pub(crate) const SYS_listmount: c_long = 458;
-pub(crate) const SYS_lsm_get_self_attr: c_long = 459;
-pub(crate) const SYS_lsm_set_self_attr: c_long = 460;
-pub(crate) const SYS_lsm_list_modules: c_long = 461;
-pub(crate) const SYS_file_getattr: c_long = 468;
-pub(crate) const SYS_file_setattr: c_long = 469;
 
 const NONE: c_long = 1 << 32;
 

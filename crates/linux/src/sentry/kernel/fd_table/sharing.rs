@@ -66,7 +66,7 @@ impl FdTable {
     }
 
     /// Gives the current process `own` its own copy of descriptors that it shares. The caller has
-    /// checked that there is room.
+    /// checked the room ([`Self::check_unshare`]).
     pub(in crate::sentry) fn unshare(&mut self, own: u32) {
         if let Some(copy) = self.leave_shared(own) {
             copy.values().for_each(|descriptor| self.hold(descriptor.description));

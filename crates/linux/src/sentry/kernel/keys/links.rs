@@ -39,26 +39,23 @@ impl Keys {
 
     /// Refuses the link of keyring `id` in `keyring` if that is within it, or it is too deep.
     fn check_nesting(&self, keyring: i32, id: i32) -> Result<(), Errno> {
-        if self.is_within(id, keyring) {
+        if self.reach(vec![id]).contains(&keyring) {
             return Err(Errno::DEADLK);
         }
         if self.depth(id, MAX_DEPTH + 1) > MAX_DEPTH { Err(Errno::LOOP) } else { Ok(()) }
     }
 
-    /// Whether `other` is a keyring or one that it links, through others.
-    fn is_within(&self, keyring: i32, other: i32) -> bool {
-        let (mut left, mut seen) = (vec![keyring], BTreeSet::new());
+    /// These keys, and all that they link through others.
+    pub(super) fn reach(&self, mut left: Vec<i32>) -> BTreeSet<i32> {
+        let mut reached = BTreeSet::new();
         while let Some(id) = left.pop() {
-            if id == other {
-                return true;
-            }
-            if seen.insert(id)
+            if reached.insert(id)
                 && let Some(Key { contents: KeyContents::Links(links), .. }) = self.get(id)
             {
                 left.extend(links);
             }
         }
-        false
+        reached
     }
 
     /// Levels of keyrings from one on, at most `limit`.
@@ -192,7 +189,7 @@ mod tests {
         let rings: Vec<i32> = (0..RINGS)
             .map(|n| keys.add_keyring(format!("{n}").as_bytes(), [0, 0], 0).unwrap())
             .collect();
-        // A state of a stranger's: each links the last one many times, and then the next.
+        // As in a hostile state, each links the last one many times, and then the next.
         let link = |keys: &mut Keys, ring: i32, links: Vec<i32>| {
             keys.list.get_mut(&ring).unwrap().contents = KeyContents::Links(links);
         };
