@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use crate::{Place, ReferenceError};
 
-/// An error of a crate below.
+/// The cause of an error, from a lower layer.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Something could not be opened.
+/// A guest or snapshot could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -53,7 +53,7 @@ pub enum OpenError {
         /// The kind of guest in the snapshot.
         kind: String,
     },
-    /// The place is of another kind than the operation needs.
+    /// The operation needs another kind of place.
     #[error("{place} is {is}; this needs {needs}", is = place.kind())]
     Place {
         /// The place.
@@ -61,7 +61,7 @@ pub enum OpenError {
         /// The requirement.
         needs: &'static str,
     },
-    /// This build lacks a feature for it.
+    /// This build lacks the feature that it needs.
     #[error("{what}: this build of afresh cannot open it; enable the feature `{feature}`")]
     Feature {
         /// The reference.
@@ -79,7 +79,7 @@ pub enum OpenError {
         /// Where afresh runs them.
         places: &'static str,
     },
-    /// An option that this guest cannot have.
+    /// The guest does not support the option.
     #[error("{reference}: {why}")]
     Option {
         /// The guest.
@@ -95,7 +95,7 @@ pub enum OpenError {
         /// The reason.
         source: afresh_store::SealError,
     },
-    /// The snapshot could not be opened: it is missing, damaged, or its place cannot be reached.
+    /// The snapshot could not be opened: it is missing or damaged, or its place is unreachable.
     #[error("opening {reference}")]
     Snapshot {
         /// The snapshot.
@@ -103,7 +103,7 @@ pub enum OpenError {
         /// [`afresh_store::OpenError`], or `afresh_store::remote::RemoteError`.
         source: Cause,
     },
-    /// The file or snapshot did not become a guest.
+    /// The file or snapshot could not be made a guest.
     #[error("{reference} cannot be run")]
     Guest {
         /// The guest.

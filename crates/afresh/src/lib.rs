@@ -1,8 +1,8 @@
 //! Start every run from the same memory, and pay only for the pages that the last run changed.
 //!
-//! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM or for
-//! Linux, or a snapshot of a warm one in any place) and returns a [`Guest`]. Every call starts from
-//! the guest's warm state, byte for byte; a call is undone at a cost set by its writes.
+//! [`open`] opens a guest and warms it: a Wasm module or component, a program for a micro-VM or for
+//! Linux, or a snapshot of a warm guest, local or remote. Every call of the [`Guest`] starts from
+//! the warm state, byte for byte. Undoing a call costs the pages that it wrote.
 //!
 //! ```
 //! # #[cfg(feature = "wasm")]
@@ -31,14 +31,13 @@
 //! # fn main() {}
 //! ```
 //!
-//! A warm guest becomes a snapshot with [`Guest::save`], and the state after calls with
-//! [`Lease::save`]; [`open`] reads either back, on this machine or another, and fetches pages as
-//! they are touched.
+//! [`Guest::save`] saves the warm state as a snapshot, and [`Lease::save`] the state after calls.
+//! [`open`] opens either, on this machine or another, and fetches pages as they are touched.
 //!
 //! # Sessions
 //!
-//! A [`Session`] is a live guest whose calls continue from one another. It takes checkpoints, rolls
-//! back to any of them, and forks, at a cost set by its changes:
+//! A [`Session`] is a live guest whose calls build on one another. It takes checkpoints, rolls back
+//! to any of them, and forks. Each costs the pages that have changed:
 //!
 //! ```
 //! # #[cfg(feature = "wasm")]
@@ -67,8 +66,8 @@
 //!
 //! # Leases
 //!
-//! A lease is one instance in the warm state, and goes back to its pool when it is dropped. All
-//! kinds of guests have three forms of it:
+//! A lease is an instance in the warm state, which goes back to its pool when the lease is dropped.
+//! It has three forms, for all kinds of guests:
 //!
 //! | taken by | type | for |
 //! |---|---|---|
@@ -76,17 +75,16 @@
 //! | [`Guest::lease_owned`] | [`OwnedLease`], which keeps the guest | other threads, `'static` tasks, fields of a struct |
 //! | [`Guest::lease_async`] | [`AsyncLease`], whose calls are futures | tasks; no runtime is needed, and dropping a call ends it |
 //!
-//! [`LeaseError`] distinguishes a pool at its limit, a wait that was too long, a guest that fails
-//! and a host that cannot make an instance.
+//! [`LeaseError`] distinguishes an exhausted pool, a timeout of the wait for it, a guest that
+//! fails, and a host that cannot make an instance.
 //!
 //! # Options
 //!
-//! [`Options`] of a guest, [`LeaseOptions`], [`CallOptions`] and [`SaveOptions`] are set alike:
-//! each method has the name of its option, takes the options and returns them. An option that is
-//! not set at one level comes from the next one: first the call, then its lease, then the guest,
-//! then the default of the kind. A method whose name ends in `_with` takes options of one call or
-//! one lease. In [`Options`] those of all kinds go before those of one kind (`Options::wasm`,
-//! `Options::vm`, `Options::linux`).
+//! [`Options`] of a guest, [`LeaseOptions`], [`CallOptions`] and [`SaveOptions`] are builders with
+//! one method for each option. An option that a call does not set comes from its lease, then from
+//! the guest, then from the default of the kind. A method whose name ends in `_with` takes options
+//! of one call or one lease. In [`Options`], options of all kinds take precedence over those of one
+//! kind (`Options::wasm`, `Options::vm`, `Options::linux`).
 //!
 //! # Features
 //!
@@ -103,16 +101,15 @@
 //! On arm64 Linux `vm` selects nothing: the module `vm` is missing there, and
 //! [`Kind::missing_reason`] names the processor. On other targets `vm` and `linux` fail the build.
 //!
-//! A feature compiles only its own kind of guest; the crate's README lists the build time of each
-//! feature. `remote` and `seal` bring TLS and cryptography, which take longer to build than the
-//! rest of a micro-VM host, so they are off by default.
+//! A feature compiles only its own kind of guest. The crate's README lists the number of crates of
+//! each feature. `remote` and `seal` bring TLS and cryptography, so they are off by default.
 //!
 //! # The crates below
 //!
 //! Types in public signatures are re-exported here. The crates below are modules: [`memory`]
 //! (images, slots, strategies), `snapshot` (trees of states), `wasm`, `vm`, `linux`, `arena`,
-//! `frames`, `store`, `pager` and `pool`, each with its feature. [`Guest::as_module`] and its like
-//! lead down to them.
+//! `frames`, `store`, `pager` and `pool`, each with its feature. [`Guest::as_module`] and similar
+//! methods return their types.
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 

@@ -10,8 +10,8 @@ use afresh_store::Access;
 
 /// Options and limits of a guest.
 ///
-/// Options that every kind of guest has are set here; those of one kind go to the crate below
-/// ([`Options::wasm`], [`Options::vm`], [`Options::linux`]).
+/// Options of all kinds of guests are methods of this type. Those of one kind are set with
+/// [`Options::wasm`], [`Options::vm`] and [`Options::linux`].
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Options {
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Options {
 }
 
 impl Options {
-    /// No limits, no cache, nothing demanded, no warm-up.
+    /// No limits, no cache, no demands on snapshots, no warm-up.
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,8 +45,8 @@ impl Options {
     }
 
     /// Directory for compiled guests, pages of remote snapshots and OCI images between runs. The
-    /// files are native code, so the directory must be the embedder's own, and opening a Wasm guest
-    /// fails where other users can write to it. Nothing is kept if not set.
+    /// files are native code, so the directory must belong to the embedder. A Wasm guest does not
+    /// open if other users can write to it. Without a directory nothing is cached.
     pub fn cache(mut self, dir: impl Into<PathBuf>) -> Self {
         self.cache = Some(dir.into());
         self
@@ -59,9 +59,9 @@ impl Options {
         self
     }
 
-    /// Takes the memory of snapshots in local stores from an image server (`afresh images`), which
-    /// passes processes of one host the same memory. A snapshot that the server does not have yet
-    /// opens as without one.
+    /// Gets the memory of snapshots in local stores from an image server (`afresh images`), which
+    /// processes of a host share. A snapshot that the server does not have yet opens as without a
+    /// server.
     #[cfg(shared_images)]
     pub fn images(mut self, client: Arc<ImageClient>) -> Self {
         self.pager.images = Some(client);

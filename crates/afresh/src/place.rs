@@ -13,10 +13,10 @@ use std::str::FromStr;
 
 use afresh_store::RedactedUrl;
 
-/// The name that is meant where none is given.
+/// The default name.
 pub const LATEST: &str = "latest";
 
-/// Where snapshots are.
+/// A place of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
@@ -35,7 +35,7 @@ pub struct Reference {
     name: Option<String>,
 }
 
-/// Text that is no [`Reference`], or one that does not fit its use.
+/// An invalid [`Reference`], or one that does not fit its use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
@@ -79,7 +79,7 @@ impl Place {
         }
     }
 
-    /// Whether something is there. A remote is not queried.
+    /// Whether the place exists. A remote is not queried.
     #[must_use]
     pub fn exists(&self) -> bool {
         match self {
@@ -115,8 +115,8 @@ impl Reference {
         Self { place, name: Some(name) }
     }
 
-    /// The snapshot in a directory or a file, without a name. The path is taken as it is: an `@` is
-    /// part of it, and it need not be text.
+    /// The snapshot in a directory or a file, without a name. The path is not parsed: an `@` is
+    /// part of it, and it need not be UTF-8.
     #[must_use]
     pub fn at(path: impl AsRef<Path>) -> Self {
         let place = Place::of_path(path.as_ref(), &|path| path.is_file());
@@ -155,19 +155,19 @@ impl Reference {
         &self.place
     }
 
-    /// The name, if one was given.
+    /// The name, if the reference has one.
     #[must_use]
     pub fn explicit_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The name that is meant: [`LATEST`] where none was given.
+    /// The name, or [`LATEST`].
     #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or(LATEST)
     }
 
-    /// The name to write under, which a digest cannot be; `default` where none was given.
+    /// The name for a write, or `default`. A digest is an error.
     ///
     /// # Errors
     /// [`ReferenceError::Digest`].

@@ -37,7 +37,7 @@ pub enum CommitPolicy {
     OnTouch,
 }
 
-/// How an arena is set up.
+/// Options of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
     /// Maximum pages it may grow to; address space only.

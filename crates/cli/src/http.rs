@@ -26,7 +26,7 @@ use crate::Settings;
 use crate::output::{Format, message, say};
 use crate::serve::Arguments;
 
-/// How long an ended server waits for its threads.
+/// Time for which an ended server waits for its threads.
 const THREADS_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]

@@ -23,7 +23,7 @@ use crate::units::mebibytes;
 /// The variable that names the socket of an image server.
 const VARIABLE: &str = "AFRESH_IMAGES";
 
-/// How long one wait takes before a signal is noticed.
+/// Maximum time of one wait before a signal is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]

@@ -337,8 +337,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
-        /// A server that decodes once more, or resolves dots itself, sees the path that was
-        /// matched.
+        /// A server that decodes again, or resolves dots itself, sees the path that was matched.
         #[test]
         fn a_normal_form_is_stable(text in "/([a-c./;%2eEfF5cC]|%2e|%2F|%25|%32|%36|%65){0,12}") {
             if let Ok(found) = RequestTarget::parse(text.as_bytes()) {

@@ -42,7 +42,7 @@ pub struct HostStat {
     pub times: Times,
 }
 
-/// How a host file is opened.
+/// Options of opening a host file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostOpening {
     /// The access rights of the handle.

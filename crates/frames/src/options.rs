@@ -1,4 +1,4 @@
-//! How a pool is set up.
+//! Options of a pool.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub struct PoolOptions {
     pub check_zero: bool,
 }
 
-/// How the zeroing thread behaves.
+/// Options of the zeroing thread.
 #[derive(Clone, Debug)]
 pub struct Background {
     /// The thread is woken when fewer clean pages than this are free.

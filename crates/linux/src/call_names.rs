@@ -57,7 +57,7 @@ const SECOND: [&str; 46] = [
     "file_setattr",
 ];
 
-/// The name of a system call; `None` if it is not known.
+/// The name of a system call; `None` if the number is unknown.
 #[must_use]
 pub fn call_name(number: i64) -> Option<&'static str> {
     let number = usize::try_from(number).ok()?;

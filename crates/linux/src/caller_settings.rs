@@ -21,8 +21,8 @@ impl Default for CallerSettings {
 }
 
 impl CallerSettings {
-    /// Those of this process; the default ones where the host does not report them. SIGPIPE counts
-    /// as not ignored, because the start of a Rust program ignores it.
+    /// The settings of this process, or defaults if the host does not report them. SIGPIPE counts
+    /// as not ignored, because the runtime of Rust ignores it at the start of a program.
     #[must_use]
     pub fn of_this_process() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

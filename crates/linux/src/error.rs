@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::platform::PlatformError;
 use crate::sentry::End;
 
-/// Why a program did not become warm.
+/// A program could not be warmed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WarmError {
@@ -21,7 +21,7 @@ pub enum WarmError {
     /// The image has no entry point and no command, and the caller gave none.
     #[error("the image names no program: give one, and its arguments, as arguments")]
     NoProgram,
-    /// It is not a program that can be loaded.
+    /// The file is not a program that can be loaded.
     #[error("{path} cannot be loaded: {why}")]
     Unloadable {
         /// Which file.
@@ -29,7 +29,7 @@ pub enum WarmError {
         /// The reason.
         why: &'static str,
     },
-    /// A file or directory could not be given to it.
+    /// A file or directory could not be granted.
     #[error("{path} cannot be given to the guest: {error}")]
     File {
         /// Which.
@@ -37,7 +37,7 @@ pub enum WarmError {
         /// Why not.
         error: afresh_files::Refused,
     },
-    /// It is a script whose first line names no usable interpreter.
+    /// The program is a script without a usable interpreter in its first line.
     #[error("{path} is a script for {interpreter}: {help}")]
     Script {
         /// Which file.
@@ -76,7 +76,7 @@ pub enum WarmError {
     /// Its [stop handle](crate::Program::stop_handle) ended the warm-up.
     #[error("the warm-up of the program was stopped by its host")]
     Stopped,
-    /// It did not come to wait for input in time.
+    /// The program did not wait for input within the time limit.
     #[error("the program did not wait for input within its start limit{}", last_messages(messages))]
     Late {
         /// The end of its standard error.
@@ -84,7 +84,7 @@ pub enum WarmError {
     },
 }
 
-/// Why a call has no answer. The next call starts from the warm state all the same.
+/// A call failed. The next call starts from the warm state in any case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -96,7 +96,7 @@ pub enum CallError {
         /// The last bytes of standard error in this call.
         messages: String,
     },
-    /// The guest ended in place of waiting for the next request.
+    /// The guest ended instead of waiting for the next request.
     #[error("the guest {end}{}", last_messages(messages))]
     Ended {
         /// How.
@@ -106,7 +106,7 @@ pub enum CallError {
         /// The end of its standard error in this call.
         messages: String,
     },
-    /// It ran longer than its time limit, and was killed.
+    /// The call exceeded its time limit, and was killed.
     #[error("the guest ran longer than its time limit of {limit:?}{}", last_messages(messages))]
     Late {
         /// The limit of the call.
@@ -114,7 +114,7 @@ pub enum CallError {
         /// The end of its standard error in this call.
         messages: String,
     },
-    /// It used more CPU time than its limit, and was killed.
+    /// The call exceeded its CPU time limit, and was killed.
     #[error("the guest used its CPU time limit of {limit:?}{}", last_messages(messages))]
     CpuTime {
         /// The limit of the call.
@@ -142,7 +142,7 @@ pub enum SnapshotError {
     /// Freezing failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The state is not one of a Linux program.
+    /// The state is not that of a Linux program.
     #[error("the state is of another guest")]
     Foreign,
 }
@@ -156,7 +156,7 @@ impl From<CallError> for FreezeError {
     }
 }
 
-/// A snapshot did not become a warm program.
+/// A snapshot could not be thawed as a warm program.
 pub type ThawError = afresh_pager::ThawError<Incompatible>;
 
 impl From<Incompatible> for ThawError {
@@ -169,7 +169,7 @@ impl From<Incompatible> for ThawError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Incompatible {
-    /// The files that it had written are damaged, or a granted directory cannot be opened.
+    /// The files that it has written are damaged, or a granted directory cannot be opened.
     #[error(transparent)]
     Files(#[from] afresh_files::TreeError),
     /// The host's kernel or processor differs in properties that the program depends on.

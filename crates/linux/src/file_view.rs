@@ -1,8 +1,7 @@
-//! The files of a program while it runs, for another thread that asks for them.
+//! A view of the files of a running program, for another thread.
 //!
-//! Promises: who asks gets the files as they are at a moment after the question, or nothing in the
-//! time that it gives. Without a question a program pays one look at a flag each 100 ms. May break
-//! it: nothing outside.
+//! Promises: a reader gets the files at a moment after its request, or nothing within its time
+//! limit. Without a request a program checks one flag each 100 ms. May break it: nothing outside.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,8 +9,8 @@ use std::time::Duration;
 
 use afresh_files::Tree;
 
-/// A view of the files of a running program; clones share it. A program is given one by
-/// [`Instance::show_files`](crate::Instance::show_files).
+/// A view of the files of a running program, for
+/// [`Instance::show_files`](crate::Instance::show_files). Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct FileView(Arc<SharedTree>);
 
@@ -24,7 +23,7 @@ struct SharedTree {
 
 #[derive(Debug, Default)]
 struct ViewState {
-    /// How often files were shown.
+    /// Number of times that files were shown.
     round: u64,
     /// Questions that wait for the next round. The last one takes the files.
     waiting: usize,
@@ -32,7 +31,8 @@ struct ViewState {
 }
 
 impl FileView {
-    /// The files of the program; `None` if it does not run, or shows nothing in this time.
+    /// The files of the program; `None` if it does not run, or does not show its files within
+    /// `patience`.
     #[must_use]
     pub fn look(&self, patience: Duration) -> Option<Tree> {
         let mut shown = self.0.shown.lock().unwrap_or_else(PoisonError::into_inner);

@@ -310,8 +310,8 @@ impl Warm {
 }
 
 impl Instance {
-    /// The present state, to be saved or thawed elsewhere, with the effects of calls. The instance
-    /// stays as it is.
+    /// The present state, including effects of calls, to be saved or thawed elsewhere. The instance
+    /// is unchanged.
     ///
     /// # Errors
     /// [`FreezeError`].

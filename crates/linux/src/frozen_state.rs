@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::platform::{Origin, Registers, Segments};
 use crate::sentry::{InputSource, Kernel, Layout, SharedMapping, StoppedClock};
 
-/// How a frozen guest waits for the caller.
+/// The wait of a frozen guest for its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum IdleWait {
     /// In a read of its only thread: where to, and how much at most.

@@ -47,7 +47,7 @@ pub(crate) enum StopReason {
 enum NextStep {
     /// A thread, which runs.
     Runs,
-    /// A thread that has waited: this call of its is served once more.
+    /// A thread that has waited: this call of its is served again.
     Calls(Call),
     Halts(StopReason),
 }
@@ -63,7 +63,7 @@ pub(crate) struct Guest {
     turn: Instant,
     /// Its time slice.
     slice: TimeSlice,
-    /// How long the search for it took.
+    /// Duration of the search for it.
     search: Duration,
     /// The last time that the caller was polled.
     asked: Instant,
@@ -421,7 +421,7 @@ impl Guest {
             };
             let mut sets = ReadySets::default();
             let over = self.sentry.state.is_over(&self.sentry.streams, id, &wait, now, &mut sets);
-            // A call that has to end for a signal is not made once more.
+            // A call that has to end for a signal is not repeated.
             if over && !self.sentry.is_dying() {
                 self.sentry.resume(wait);
                 return Ok(NextStep::Calls(self.body.waited_call()));

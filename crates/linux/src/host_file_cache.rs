@@ -178,15 +178,16 @@ impl HostFileCache {
     }
 }
 
-/// Bytes of host files in the cache that all guests of this process share, shown by a guest or not.
+/// Bytes of host files in the cache that all guests of this process share, whether a guest maps
+/// them or not.
 #[must_use]
 pub fn cached_file_bytes() -> u64 {
     let shelf = SHELF.get().lock().unwrap_or_else(PoisonError::into_inner);
     shelf.place.as_ref().map_or(0, |place| place.holds())
 }
 
-/// Releases half of those cached bytes that no guest and no snapshot shows, or a little more, and
-/// returns their number. A guest that maps the files again reads them from the host.
+/// Releases about half of the cached bytes that no guest and no snapshot uses, and returns their
+/// number. A guest that maps the files again reads them from the host.
 pub fn release_cached_files() -> u64 {
     let (unused, released) =
         SHELF.get().lock().unwrap_or_else(PoisonError::into_inner).take_unused();

@@ -20,7 +20,7 @@ const MARKS: [&str; 4] = ["pyvenv.cfg", "conda-meta", "lib/node_modules/npm", "l
 /// Bytes of a file that show whether it is a script.
 const HEAD: u64 = 512;
 
-/// A program that was found on this host.
+/// A program of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostProgram {
@@ -28,14 +28,13 @@ pub struct HostProgram {
     pub path: PathBuf,
     /// The directories that it needs in addition to those of the system.
     pub folders: Vec<PathBuf>,
-    /// Whether a shell would run it, because it is a text without a first line that names an
-    /// interpreter.
+    /// Whether it is a text without an interpreter in its first line, which a shell runs.
     pub is_plain_script: bool,
 }
 
 impl HostProgram {
-    /// The program that a shell would run for `word`. A word without a slash names no file of the
-    /// present directory, which may be a stranger's.
+    /// Finds the program that a shell would run for `word`. A word without a slash never names a
+    /// file of the present directory, which may be untrusted.
     ///
     /// # Errors
     /// For a word without a slash that is not in `PATH`.
@@ -65,8 +64,8 @@ impl HostProgram {
         Ok(Self { path, folders, is_plain_script })
     }
 
-    /// The search path `usual`, after the directory of the program where it lacks that: programs
-    /// find themselves by it, and the others of their installation.
+    /// The search path `usual`, preceded by the directory of the program if it lacks that. Programs
+    /// find themselves and other programs of their installation by it.
     #[must_use]
     pub fn search_path(&self, usual: &str) -> String {
         search_path(&self.path, usual)

@@ -1,11 +1,10 @@
-//! An instance: a frozen guest that lives, is called, and goes back to where it stood.
+//! An instance: a live guest in a frozen state, which is called and reset.
 //!
 //! Promises: after a reset, a checkpoint or a switch, every byte of memory, all registers,
 //! mappings, descriptors and files are those of the state that it then stands on. A process that
-//! cannot be brought there is replaced.
+//! cannot be rolled back is replaced.
 //!
-//! A reset is not carried out at once but with the next call, in the same round trip that hands the
-//! request in.
+//! A reset takes effect with the next call, in the round trip that delivers the request.
 
 mod compare;
 mod dial;
@@ -55,14 +54,14 @@ enum ResetState {
     Failed,
 }
 
-/// A frozen guest that lives.
+/// A live instance of a warm program.
 #[derive(Debug)]
 pub struct Instance {
     standing: FrozenState,
     limits: Limits,
     live: Option<LiveGuest>,
     footing: ResetState,
-    /// How the guest waits for the caller.
+    /// The wait of the guest for its caller.
     wait: IdleWait,
     /// The generation since the last reset.
     generation: Generation,
@@ -164,7 +163,7 @@ impl Instance {
         &self.limits
     }
 
-    /// Makes the process now, unless there is one.
+    /// Makes the process now, if it does not exist.
     ///
     /// # Errors
     /// When the host cannot run guests.
@@ -185,23 +184,23 @@ impl Instance {
     }
 
     /// Sends `request` and returns the answer: the program's output until it waits for more input.
-    /// An empty request is the end of the input. The call continues from the present state;
-    /// [`Instance::reset`] goes back.
+    /// An empty request is the end of the input. The call continues from the present state.
+    /// [`Instance::reset`] undoes it.
     ///
-    /// A program that reads no input but listens on a port is sent the request through a new
-    /// connection, and its answer is its output there until all of its threads wait: for HTTP until
-    /// the answer is whole.
+    /// A program that listens on a port instead of reading input gets the request over a new
+    /// connection. Its answer is its output there until all of its threads wait, or for HTTP until
+    /// the answer is complete.
     ///
     /// # Errors
-    /// When the guest ends, takes too long, or writes too much. It takes a reset then.
+    /// When the guest ends, or exceeds a limit of time or output. It then needs a reset.
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
         self.stats.calls += 1;
         self.attempt_twice(Some(request), OutputSinks::default, || false)
     }
 
-    /// Makes a call, once more in a new process if the first one failed for no fault of the call:
-    /// it was killed from outside, or an earlier call had spoiled it. A call from a frozen state
-    /// has no effect but its answer, so it can be repeated until something of that was `heard`.
+    /// Makes a call, again in a new process if the first one failed for no fault of the call: it
+    /// was killed from outside, or an earlier call had spoiled it. A call from a frozen state has
+    /// no effect but its answer, so it can be repeated until something of that was `heard`.
     fn attempt_twice(
         &mut self,
         request: Option<&[u8]>,
@@ -227,9 +226,9 @@ impl Instance {
         }
     }
 
-    /// Time until the next event in the program: zero if a thread can run; `None` if all wait for
-    /// the caller. Zero also where an event is due in a frozen state, whose time passes only once
-    /// it runs.
+    /// Time until the next event in the program: zero if a thread can run, `None` if all wait for
+    /// the caller. It is also zero if a frozen state has an event, because its time passes only
+    /// while it runs.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         let live = self.live.as_ref().filter(|_| self.footing == ResetState::Live);
@@ -243,28 +242,28 @@ impl Instance {
         }
     }
 
-    /// Whether a process of the program with this PID lives.
+    /// Whether the program has a live process with this PID.
     #[must_use]
     pub fn has_process(&self, id: u32) -> bool {
         self.state().processes.lives(id)
     }
 
-    /// A unique random number for a run from a frozen state: the same for calls that continue from
-    /// one another, another one after each reset, rollback and fork. The program reads it from
-    /// `/dev/afresh/generation`, which also announces each change, so that it can reseed the
-    /// generators of random numbers in its memory.
+    /// A unique random number of the run from a frozen state. It changes with each reset, rollback
+    /// and fork, and not between other calls. The program reads it from `/dev/afresh/generation`,
+    /// which also announces each change, so that it can reseed the generators of random numbers in
+    /// its memory.
     pub fn generation(&mut self) -> u64 {
         self.generation.get()
     }
 
-    /// The program's files as they are now. A copy costs nothing, and never changes.
+    /// The program's present files. A copy costs nothing, and never changes.
     #[must_use]
     pub fn files(&self) -> &Tree {
         &self.state().tree
     }
 
-    /// Shows the files to another thread during calls whose output is heard
-    /// ([`Instance::call_streaming`], [`Instance::proceed`]), from now on.
+    /// Shows the files to another thread during further calls with streamed output
+    /// ([`Instance::call_streaming`], [`Instance::proceed`]).
     pub fn show_files(&mut self, view: FileView) {
         self.view = Some(view);
     }
@@ -330,7 +329,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Goes back to the state that it stands on, and sends `request` from there.
+    /// Resets the program to the state that it stands on, and sends `request`.
     ///
     /// # Errors
     /// As [`Instance::call`].
@@ -430,8 +429,8 @@ impl Instance {
         live.guest.resume(&self.wait, request, orders, deadline)
     }
 
-    /// Goes back to the state that it stands on, from the next call on. Connections to the outside
-    /// are closed now.
+    /// Resets the program to the state that it stands on, before the next call. Connections to the
+    /// outside are closed now.
     pub fn reset(&mut self) {
         self.footing = ResetState::NeedsReset;
         self.limits.stop = None;
@@ -471,9 +470,8 @@ impl Instance {
         self.footing == ResetState::Failed
     }
 
-    /// Reads the guest's memory as the last call has left it, even a call that ended the guest: for
-    /// example the counters of a fuzzing target. The next call begins with the reset, if one is
-    /// due.
+    /// Reads the guest's memory after the last call, also if that call ended the guest, for example
+    /// the counters of a fuzz target. A pending reset is made at the next call.
     ///
     /// # Errors
     /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest
@@ -487,7 +485,7 @@ impl Instance {
         }
     }
 
-    /// Counts so far.
+    /// The counts of this instance.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.stats
@@ -499,7 +497,7 @@ impl Instance {
         self.live.as_ref().map_or(0, LiveGuest::write_set_bytes)
     }
 
-    /// The host process that runs the guest's first process at the moment, if one exists.
+    /// The present host process of the guest's first process, if one exists.
     #[must_use]
     pub fn process_id(&self) -> Option<u32> {
         self.live.as_ref().map(|live| live.guest.body.process.id())

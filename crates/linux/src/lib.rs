@@ -1,11 +1,10 @@
 //! Internal crate of `afresh` (`afresh::linux`). Unmodified Linux programs as guests: warmed once,
 //! then called any number of times, each time from the same state.
 //!
-//! A [`Program`] is started in a separate process and runs until it waits for input. There it is
-//! frozen: memory, registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program
-//! answers requests: bytes go in on its standard input, its answer comes out on its standard
-//! output. After [`Instance::reset`] the next call starts from the warm state: all changes by calls
-//! are undone.
+//! A [`Program`] runs in a separate process until it waits for input, and is then frozen: memory,
+//! registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program reads requests
+//! on its standard input and answers on its standard output. [`Instance::reset`] undoes all changes
+//! by calls, so the next call starts from the warm state.
 //!
 //! ```no_run
 //! use afresh_linux::Program;
@@ -18,14 +17,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain
-//! data; the *platform* is a process that runs the guest's code. No system call of a guest
-//! reaches the kernel: each stops in a seccomp filter and is served here. `docs/internals/linux.md`
+//! The *sentry* serves the guest's system calls and holds its kernel state as plain data. The
+//! *platform* runs the guest's code in a process. No system call of a guest reaches the kernel
+//! unchecked: each stops in a seccomp filter, and the sentry serves it. `docs/internals/linux.md`
 //! has the threat model, and the promises that only a micro-VM makes.
 //!
-//! Linux 6.6 or newer on x86-64 or arm64; no privilege is needed. A guest may start further
-//! processes; they are frozen with it. Files in `platform/arch` and `sentry/abi` hold the parts
-//! that depend on the processor.
+//! The crate needs Linux 6.6 or newer on x86-64 or arm64, and no privileges. Processes that a guest
+//! starts are frozen with it. Code for one processor is in `platform/arch` and `sentry/abi`.
 
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 

@@ -17,7 +17,7 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
     /// Maximum CPU time of a call.
     pub(crate) cpu_time: Option<Duration>,
-    /// How long a heard call continues after it is answered.
+    /// Time for which a streamed call continues after its answer.
     pub(crate) slice: Option<Duration>,
     /// Interval of polls of a caller that receives output.
     pub(crate) poll: Duration,
@@ -34,8 +34,8 @@ pub(crate) struct Limits {
     pub(crate) stop: Option<StopHandle>,
 }
 
-/// Stops the calls of an instance, from any thread, until it is reset: the one that runs and those
-/// that follow. A running call notices it at the next [interval](crate::Program::poll_interval).
+/// Stops the calls of an instance, from any thread, until it is reset: the running call and further
+/// ones. A running call notices it at the next [interval](crate::Program::poll_interval).
 #[derive(Clone, Debug, Default)]
 pub struct StopHandle(Arc<AtomicBool>);
 

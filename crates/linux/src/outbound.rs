@@ -47,8 +47,8 @@ thread_local! {
     static SENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Bytes that guests have sent to servers outside while this thread ran them, since the last call.
-/// Bytes of a call that is undone count as well.
+/// Returns the bytes that guests of this thread have sent to servers outside since the last call.
+/// Bytes of undone calls count as well.
 #[must_use]
 pub fn take_outbound_bytes() -> u64 {
     SENT.take()

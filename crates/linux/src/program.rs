@@ -105,7 +105,8 @@ fn java_settings() -> impl Iterator<Item = PathBuf> {
     found.into_iter()
 }
 
-/// The file that a shell would run for a word: the first of that name in the directories of `PATH`.
+/// Finds the file that a shell would run for a word: the first of that name in the directories of
+/// `PATH`.
 #[must_use]
 pub fn find_in_path(word: impl AsRef<OsStr>) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
@@ -157,9 +158,9 @@ impl Program {
 
     /// The program of an OCI image, from its configuration: its entry point, environment and
     /// directory. Its root is the image's layers. It sees only [granted](Program::grant) host
-    /// files: not the host's system programs and libraries. Arguments replace those of the image
-    /// behind its entry point, as with containers; without an entry point, the first of them is the
-    /// program. Snapshots hold the layers.
+    /// files: not the host's system programs and libraries. Arguments replace those after the
+    /// image's entry point, as for containers. Without an entry point, the first one is the
+    /// program. Snapshots contain the layers.
     ///
     /// # Errors
     /// [`LayerError`] for layers with invalid names.
@@ -173,16 +174,16 @@ impl Program {
         Ok(program.directory(Path::new("/").join(&config.directory)))
     }
 
-    /// A program with the files of another one, which is warm or has ended: those of its image or
-    /// its grants, and all that it has written. The first argument is the program.
-    /// [`Program::grant`], [`Program::file`] and [`Program::storage_limit`] have no effect: they
-    /// were given when the other one was started or thawed.
+    /// A program with the files of another one that is warm or has ended: those of its image or its
+    /// grants, and its written files. The first argument is the program. [`Program::grant`],
+    /// [`Program::file`] and [`Program::storage_limit`] have no effect, because those of the other
+    /// program apply.
     #[must_use]
     pub fn with_files_of(warm: &Warm) -> Self {
         Self { files_of: Some(Arc::clone(&warm.standing.rest)), ..Self::new("") }
     }
 
-    /// The first argument, which programs report as their own name; the path otherwise.
+    /// Sets the first argument (`argv[0]`). The default is the path.
     #[must_use]
     pub fn name(mut self, name: impl AsRef<OsStr>) -> Self {
         self.name = Some(name.as_ref().to_os_string());
@@ -206,7 +207,7 @@ impl Program {
         self
     }
 
-    /// Sets a variable of the environment, which is empty otherwise, or the image's.
+    /// Sets a variable of the environment, which is otherwise empty, or that of the image.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         let (name, value) = (name.as_ref().to_os_string(), value.as_ref().to_os_string());
@@ -217,15 +218,15 @@ impl Program {
         self
     }
 
-    /// The value of a variable of its environment, which may be the image's.
+    /// The value of a variable of its environment or that of its image.
     #[must_use]
     pub fn variable(&self, name: impl AsRef<OsStr>) -> Option<&OsStr> {
         let found = self.env.iter().find(|(known, _)| known == name.as_ref());
         found.map(|(_, value)| value.as_os_str())
     }
 
-    /// The search path `usual`, after the directory of a program of the host where it lacks that,
-    /// so that programs which it starts are of the same installation.
+    /// The search path `usual`, preceded by the directory of a host program if it lacks that, so
+    /// that programs which it starts are of the same installation.
     #[must_use]
     pub fn search_path(&self, usual: &str) -> String {
         match self.root.is_none() && self.path.is_absolute() {
@@ -234,51 +235,52 @@ impl Program {
         }
     }
 
-    /// Lets the guest read the host's file or directory at `path` (absolute), and everything below
-    /// it.
+    /// Grants the guest the host file or directory at the absolute `path`, and everything below it,
+    /// for reading.
     ///
-    /// Its files must not change while guests are warm: an open file is read again in every call.
+    /// The files must not change while guests are warm, because an open file is read again in every
+    /// call.
     #[must_use]
     pub fn grant(mut self, path: impl Into<PathBuf>) -> Self {
         self.granted.push(path.into());
         self
     }
 
-    /// Gives the guest a separate file at `path` (absolute).
+    /// Gives the guest a separate file at the absolute `path`.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Self {
         self.files.push((path.into(), bytes.into()));
         self
     }
 
-    /// Has the program answer `bytes` before it counts as warm, so that one-time work is done.
-    /// Answers are dropped. Empty bytes are the end of the input. To a server `GET /path` is a
-    /// request in short.
+    /// Adds a warm-up request, which the program answers before it is frozen, so that one-time work
+    /// is done. The answer is dropped. Empty bytes are the end of the input. For a server, `GET
+    /// /path` is short for a whole request.
     #[must_use]
     pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.requests.push(bytes.into());
         self
     }
 
-    /// The directory that the program starts in; `/` otherwise, or the image's, which is made if it
-    /// is missing.
+    /// The directory in which the program starts. The default is `/`, or that of the image, which
+    /// is made if it is missing.
     #[must_use]
     pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = path.into();
         self
     }
 
-    /// The user and the group of the guest, who owns its files: 1000 otherwise, or those of the
-    /// state whose files it [has](Program::with_files_of). User 0 passes permission bits in the
-    /// guest, and may give files to others. None has a right over the host that another has not:
-    /// the numbers exist in the guest alone. `u32::MAX` is no user.
+    /// The user and group of the guest, who own its files. The default is 1000, or those of the
+    /// state whose files it [has](Program::with_files_of). User 0 bypasses permission bits in the
+    /// guest, and may give files to others. The numbers exist in the guest only, and give no rights
+    /// over the host. `u32::MAX` is not a user.
     #[must_use]
     pub fn user(mut self, user: u32, group: u32) -> Self {
         self.user = Some([user, group].map(|number| number.min(u32::MAX - 1)));
         self
     }
 
-    /// Has the program begin with settings of the process that starts it.
+    /// Starts the program with settings of the process that starts it.
     #[must_use]
     pub fn inherit(mut self, settings: CallerSettings) -> Self {
         self.inherited = settings;
@@ -292,90 +294,92 @@ impl Program {
         self.files_of.as_ref().map(|frozen| frozen.state.user())
     }
 
-    /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`.
-    /// Addresses that it has only reserved (`PROT_NONE`) do not count. Of a mapping of 64 MiB or
-    /// more with `MAP_NORESERVE`, the blocks that it has touched do.
+    /// Maximum bytes of mapped memory, beyond which `ENOMEM` is returned. The default is 1 GiB, and
+    /// the maximum 960 GiB. Reserved addresses (`PROT_NONE`) do not count. Of a mapping of 64 MiB
+    /// or more with `MAP_NORESERVE`, the touched blocks count.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// Sets whether the process of the guest answers some calls itself (off by default): those for
-    /// numbers of processes, and those on open files that are only read. Text of programs and
-    /// libraries has other bytes in memory then, where it calls.
+    /// Sets whether some system calls are answered inside the process of the guest (off by
+    /// default): those for PIDs and users, those on open files that are only read, and those for
+    /// actions of signals. The text of programs and libraries then has other bytes in memory at its
+    /// system calls.
     #[must_use]
     pub fn answer_inside(mut self, answers: bool) -> Self {
         self.answers_inside = answers && ANSWERS_INSIDE;
         self
     }
 
-    /// Bytes of files it may write; 256 MiB otherwise. More is refused with `ENOSPC`.
+    /// Maximum bytes of written files, beyond which `ENOSPC` is returned. The default is 256 MiB.
     #[must_use]
     pub fn storage_limit(mut self, bytes: u64) -> Self {
         self.storage = bytes;
         self
     }
 
-    /// A limit that the program begins with, soft and hard, as by `ulimit`. Otherwise it may have
-    /// 1024 descriptors open, and raise that to 65,536, and have 4096 threads in 256 processes.
-    /// Values beyond what any guest may have count as that.
+    /// Sets a soft and hard limit for the start of the program, as `ulimit` does. By default it may
+    /// have 1024 open descriptors, which it can raise to 65,536, and 4096 threads in 256 processes.
+    /// Larger values than the maximum of a guest count as the maximum.
     #[must_use]
     pub fn limit(mut self, resource: Resource, soft: u64, hard: u64) -> Self {
         self.limits.push((resource, soft, hard));
         self
     }
 
-    /// Bytes of output a call may have; 64 MiB otherwise. More ends the call.
+    /// Maximum bytes of output of a call, which ends beyond that. The default is 64 MiB.
     #[must_use]
     pub fn output_limit(mut self, bytes: usize) -> Self {
         self.output = bytes;
         self
     }
 
-    /// Time limit of a call; default: 10 seconds.
+    /// Time limit of a call. The default is 10 seconds.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time = limit;
         self
     }
 
-    /// How long a [heard](crate::Instance::call_streaming) call continues after it is answered, for
-    /// background work; without a slice, it continues until all threads wait.
+    /// Time for which a [streamed](crate::Instance::call_streaming) call continues after its
+    /// answer, for background work. Without a slice it continues until all threads wait.
     #[must_use]
     pub fn slice(mut self, length: Duration) -> Self {
         self.slice = Some(length);
         self
     }
 
-    /// Maximum time between two looks whether a [heard](crate::Instance::call_streaming) call may
-    /// continue; 100 ms if not set. Shorter ones interrupt a program that computes more often.
+    /// Maximum time between two checks whether a [streamed](crate::Instance::call_streaming) call
+    /// may continue. The default is 100 ms. Shorter intervals interrupt a computing program more
+    /// often.
     #[must_use]
     pub fn poll_interval(mut self, interval: Duration) -> Self {
         self.poll = interval;
         self
     }
 
-    /// Makes every reset end the program's process, so that the next call has a new one; by default
-    /// the process is kept, and its pages are reset. The time of a write shows a call in a kept
-    /// process which pages earlier calls have written, and the time of any access shows a call in a
-    /// new process which pages two earlier first calls have touched. With this setting a new
-    /// process shows neither, and costs a fork, and a fault for each page that a call touches.
+    /// Makes every reset end the program's process, so that the next call has a new one. By default
+    /// the process is kept, and its pages are reset. In a kept process the time of a write reveals
+    /// which pages earlier calls have written. In a new process the time of an access reveals which
+    /// pages two earlier first calls have touched. With this setting a new process reveals neither.
+    /// It costs a fork, and a fault for each page that a call touches.
     #[must_use]
     pub fn replace_processes(mut self, replaced: bool) -> Self {
         self.replaced = replaced;
         self
     }
 
-    /// Time limit of the warm-up; default: a minute.
+    /// Time limit of the warm-up. The default is a minute.
     #[must_use]
     pub fn start_limit(mut self, limit: Duration) -> Self {
         self.start = limit;
         self
     }
 
-    /// Lets `handle` stop the warm-up from another thread: [`Program::warm`] fails with
-    /// [`WarmError::Stopped`] then. The program notices it at the next interval of 100 ms.
+    /// Lets `handle` stop the warm-up from another thread, within 100 ms. [`Program::warm`] then
+    /// fails with [`WarmError::Stopped`].
     #[must_use]
     pub fn stop_handle(mut self, handle: StopHandle) -> Self {
         self.stop = Some(handle);

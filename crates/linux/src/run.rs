@@ -44,17 +44,17 @@ pub struct EndedRun {
     pub files_before: Tree,
     /// Its files at its end.
     pub files: Tree,
-    /// System calls that were answered with `ENOSYS`: how often, by number.
+    /// Counts of system calls that returned `ENOSYS`, by number.
     pub unserved: BTreeMap<i64, u64>,
-    /// Files of the directory that it started in and hosts that it looked for and did not find.
+    /// Files of its start directory, and hosts, that it looked for and did not find.
     pub failed_lookups: FailedLookups,
-    /// The state that it stopped in, or that of its exit: a call of it exits again. Only with
+    /// The state in which it stopped or exited. A call of an exited one exits again. Only with
     /// [`HostStreams::keep_state`], and not after a signal.
     pub state: Option<Warm>,
 }
 
-/// The host's streams, signals and terminal for a run. Without any of them the input is empty, and
-/// output is dropped.
+/// The host's streams, signals and terminal for a run. By default the input is empty, and output is
+/// dropped.
 #[derive(Default)]
 pub struct HostStreams {
     input: Option<OwnedFd>,
@@ -78,69 +78,68 @@ impl std::fmt::Debug for HostStreams {
 }
 
 impl HostStreams {
-    /// The program reads its standard input from `fd`, when it reads and no earlier; the end of
-    /// that is its end.
+    /// Reads the program's standard input from `fd`, only when the program reads. The end of `fd`
+    /// is the end of the input.
     #[must_use]
     pub fn input(mut self, fd: OwnedFd) -> Self {
         self.input = Some(fd);
         self
     }
 
-    /// The program's standard output, in the pieces that it writes. After an error its writes fail
-    /// with `EPIPE`.
+    /// Receives the program's standard output in the pieces that it writes. After an error its
+    /// writes fail with `EPIPE`.
     #[must_use]
     pub fn output(mut self, output: impl Write + Send + 'static) -> Self {
         self.output = Some(Box::new(output));
         self
     }
 
-    /// The program's standard error, as [`HostStreams::output`].
+    /// Receives the program's standard error, as [`HostStreams::output`].
     #[must_use]
     pub fn messages(mut self, messages: impl Write + Send + 'static) -> Self {
         self.messages = Some(Box::new(messages));
         self
     }
 
-    /// Gives the program a terminal of `rows` and `columns`, which controls it. Those of its
-    /// standard descriptors that `standard` names (input, output, error) are that terminal:
-    /// [`HostStreams::input`] types there, and [`HostStreams::output`] shows it. The host's own
-    /// terminal must be raw for that.
+    /// Gives the program a controlling terminal of `rows` and `columns`. The standard descriptors
+    /// that `standard` selects (input, output, error) are that terminal. [`HostStreams::input`] is
+    /// its keyboard, and [`HostStreams::output`] its screen. The host's own terminal must be raw.
     #[must_use]
     pub fn terminal(mut self, standard: [bool; 3], rows: u16, columns: u16) -> Self {
         self.terminal = Some((standard, [rows, columns]));
         self
     }
 
-    /// Signals, and changes of the terminal's size. A program without another event waits for
-    /// these.
+    /// Receives signals, and changes of the terminal size. A program without another event waits
+    /// for them.
     #[must_use]
     pub fn control(mut self, control: RunControl) -> Self {
         self.control = Some(control);
         self
     }
 
-    /// Maximum time of the run, after which it ends with [`End::Late`]; no limit if not set.
+    /// Time limit of the run, after which it ends with [`End::Late`]. The default is no limit.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Keeps the state of the program ([`EndedRun::state`]): where it has read all of its input and
-    /// waits for more, which is not the end of its input then; at its exit; and where it waits when
-    /// the time limit or [`RunControl::stop`] stops it.
+    /// Keeps the state of the program ([`EndedRun::state`]): if it has read all of its input and
+    /// waits for more, which is then not the end of its input; at its exit; or if it waits when the
+    /// time limit or [`RunControl::stop`] stops it.
     #[must_use]
     pub fn keep_state(mut self) -> Self {
         self.keeps = true;
         self
     }
 
-    /// Passes connections to `address` of the host on to a loopback port within the program.
-    /// Returns the address with its port, which the kernel has chosen for port 0. Connections are
-    /// reset while the program does not listen on its port.
+    /// Passes connections to `address` of the host on to a loopback port of the program. Returns
+    /// the address, with the chosen port for port 0. Connections are reset while the program does
+    /// not listen on its port.
     ///
     /// # Errors
-    /// Where another program has the address, or this one may not take it.
+    /// If another program uses the address, or this process may not bind it.
     pub fn publish(&mut self, address: SocketAddr, port: u16) -> std::io::Result<SocketAddr> {
         let (published, address) = PublishedPort::bind(address, port)?;
         self.published.push(published);
@@ -168,14 +167,14 @@ impl HostStreams {
 }
 
 impl Program {
-    /// Runs the program once, from its start to its end, with the host's streams: as a command of a
-    /// shell.
+    /// Runs the program once, from its start to its end, with the host's streams, like a command of
+    /// a shell.
     ///
-    /// The program's limits of output and time do not apply: they are a call's.
+    /// The program's limits of output and time do not apply, because they are for calls.
     ///
     /// # Errors
-    /// When the host cannot run guests, or the program cannot be loaded. That the program ended is
-    /// no error, however it did.
+    /// When the host cannot run guests, or the program cannot be loaded. No end of the program is
+    /// an error.
     pub fn run_to_end(&self, streams: HostStreams) -> Result<EndedRun, WarmError> {
         let HostStreams { input, output, messages, terminal, control, limit, keeps, published } =
             streams;
@@ -231,7 +230,7 @@ impl Program {
     /// Runs the program once, from its start to its end, with `input`.
     ///
     /// # Errors
-    /// As [`Program::warm`]; that the program ended is no error, however it did.
+    /// As [`Program::warm`]. No end of the program is an error.
     pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
         let mut guest = self.start(false, |_| Ok(()))?;
         let deadline = after(self.start);

@@ -166,7 +166,7 @@ impl Sentry {
         Arc::make_mut(&mut self.state)
     }
 
-    /// Ends the wait of the current thread, whose call is made once more.
+    /// Ends the wait of the current thread, whose call is repeated.
     pub(crate) fn resume(&mut self, mut wait: Wait) {
         let state = self.change();
         state.current_mut().threads.current_mut().wait = None;

@@ -24,14 +24,14 @@ impl ProgramState {
         &self.0.state.tree
     }
 
-    /// Zero if the program has an event to come, else `None`, as [`Instance::due`].
+    /// Zero if the program has a future event, else `None`, as [`Instance::due`].
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.0.due()
     }
 }
 
-/// How instances of one program are run.
+/// The options of instances of one program.
 #[derive(Clone, Debug)]
 pub struct InstanceTemplate(Limits);
 
@@ -50,7 +50,7 @@ pub(crate) fn standing(frozen: &Frozen<ProgramState>) -> Result<FrozenState, Sna
 }
 
 impl Warm {
-    /// How its instances are run, for a tree.
+    /// The options of its instances, for a tree.
     #[must_use]
     pub fn home(&self) -> InstanceTemplate {
         InstanceTemplate(self.limits.clone())

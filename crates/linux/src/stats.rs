@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub struct Stats {
     /// Calls made.
     pub calls: u64,
-    /// Processes made: one, and one more for each that was killed.
+    /// Processes made: the first, and one for each that was killed.
     pub processes: u64,
     /// Bytes that the last reset copied back.
     pub copied: u64,
@@ -16,6 +16,6 @@ pub struct Stats {
     pub image: u64,
     /// Bytes of the image that take memory; all processes share them.
     pub resident: u64,
-    /// System calls that were answered with `ENOSYS`: how often, by number.
+    /// Counts of system calls that returned `ENOSYS`, by number.
     pub unserved: BTreeMap<i64, u64>,
 }

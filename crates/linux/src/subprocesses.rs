@@ -1,15 +1,14 @@
-//! The processes that play a guest's processes: made by forks, given other programs, changed over
-//! to, and ended.
+//! The host processes of a guest's processes: forks, executed programs, switches and ends.
 //!
 //! One of them runs at a time; all others wait in the stub, or in a call (`parked_call.rs`). The
 //! sentry holds the rest of their state. A process made by `vfork` runs in its parent's host
 //! process until it executes a program.
 //!
-//! A frozen one has no host process before it runs. So a copy of a guest of many processes costs as
-//! much as a copy of a guest of one.
+//! A frozen process has no host process before it runs. So a copy of a guest with many processes
+//! costs as much as one with a single process.
 //!
-//! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are
-//! as they were then, and no other is left.
+//! Promises: when a guest process ends, so does its host process; after a reset all frozen
+//! processes are in their frozen states, and no others exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -399,7 +398,7 @@ impl Guest {
             }
         }
         if fork.waits {
-            // The call is made once more then.
+            // The call is repeated then.
             let wait = Wait::new(WaitReason::Borrower(fork.id), None);
             self.sentry.change().current_mut().threads.current_mut().wait = Some(wait);
             self.sentry.stop_if_due();

@@ -9,11 +9,11 @@ use crate::instance::Instance;
 use crate::limits::Limits;
 use crate::sentry::InputSource;
 
-/// A program that waits for input, frozen. Cheap to clone; usable from any thread.
+/// A frozen program that waits for input. Cheap to clone; usable from any thread.
 ///
-/// A call goes in on descriptor 0 and out on descriptor 1, and lasts until the program waits for
-/// more input than there is. A program that reads no input but listens on a port is called through
-/// that: see [`Instance::call`].
+/// A call sends its input to descriptor 0, and its answer is the output on descriptor 1 until the
+/// program waits for more input. A program that listens on a port instead of reading input is
+/// called through the port: see [`Instance::call`].
 #[derive(Clone, Debug)]
 pub struct Warm {
     pub(crate) standing: FrozenState,
@@ -26,14 +26,13 @@ impl Warm {
         Self { standing, limits, unserved }
     }
 
-    /// An instance in this state, which its resets return to. Its process is made by its first
-    /// call.
+    /// An instance in this state, to which its resets return. Its first call makes its process.
     #[must_use]
     pub fn instance(&self) -> Instance {
         Instance::new(self.standing.clone(), self.limits.clone())
     }
 
-    /// Whether calls go to the port that it listens on, and not to its standard input.
+    /// Whether calls go to the port on which it listens, instead of its standard input.
     #[must_use]
     pub fn listens(&self) -> bool {
         matches!(
@@ -42,7 +41,7 @@ impl Warm {
         )
     }
 
-    /// Whether it has `/dev/afresh/generation` open or mapped, from which it learns that it runs in
+    /// Whether it has `/dev/afresh/generation` open or mapped, which shows it that it runs in
     /// another clone.
     #[must_use]
     pub fn watches_generation(&self) -> bool {

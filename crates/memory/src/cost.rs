@@ -21,9 +21,9 @@ pub struct CostModel {
     pub copy_page: f64,
     /// The first write to a fresh page: fault and zeroing or copy.
     pub fault: f64,
-    /// Noticing the first write to a protected page, in addition to the fault itself.
+    /// Tracking the first write to a protected page, in addition to the fault.
     pub notice: f64,
-    /// One `madvise` that finds nothing to discard.
+    /// An `madvise` with nothing to discard.
     pub discard_call: f64,
     /// Discarding one resident page.
     pub discard_page: f64,
@@ -43,7 +43,7 @@ impl CostModel {
         discard_page: 100.0,
     };
 
-    /// This host's prices, measured on first use in about a millisecond.
+    /// The prices of this host, measured at first use in about a millisecond.
     pub fn host() -> &'static CostModel {
         static HOST: InheritedCell<CostModel> = InheritedCell::new();
         HOST.get_or_make(|| Self::measure().unwrap_or(Self::TYPICAL))

@@ -19,7 +19,7 @@ pub enum ImageError {
     /// The source could not be read.
     #[error("reading the image's content failed: {0}")]
     Read(#[source] std::io::Error),
-    /// Content of a lazily filled image will never arrive.
+    /// Content of a lazily filled image is lost.
     #[error("the image's content could not be fetched: {0}")]
     Filler(String),
     /// Another process wrote to the file of the image before it was sealed.
@@ -65,7 +65,7 @@ pub enum SlotError {
         /// The cause.
         reason: String,
     },
-    /// The strategy needs something this host lacks.
+    /// The strategy needs a feature that this host lacks.
     #[error("strategy {strategy} is not available here: {reason}")]
     Unavailable {
         /// The requested strategy.
@@ -73,7 +73,7 @@ pub enum SlotError {
         /// Which feature is missing, and why.
         reason: String,
     },
-    /// The image's content will never arrive, or could not be stored.
+    /// The image's content is lost, or could not be stored.
     #[error(transparent)]
     Image(#[from] ImageError),
     /// Write tracking failed.
@@ -84,7 +84,7 @@ pub enum SlotError {
     System(#[from] SysError),
 }
 
-/// Noticing writes failed; the slot that depends on it is quarantined.
+/// Write tracking failed. The slot is quarantined.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
@@ -106,7 +106,7 @@ pub enum ResetError {
         /// The cause.
         reason: String,
     },
-    /// The image's content will never arrive.
+    /// The image's content is lost.
     #[error(transparent)]
     Image(#[from] ImageError),
     /// Write tracking failed.
@@ -124,7 +124,7 @@ pub enum ResetError {
 }
 
 impl ResetError {
-    /// The kind of an error, in a word: a label for monitoring.
+    /// The kind of the error as one word, a label for monitoring.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

@@ -161,7 +161,7 @@ impl Image {
         self.inner.extents.iter().map(|e| e.range.len).sum()
     }
 
-    /// Whether both are the same image, not merely equal ones.
+    /// Whether both are the same image, as opposed to equal images.
     #[must_use]
     pub fn same(&self, other: &Image) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -189,8 +189,7 @@ impl Image {
     /// Content of a stored page, or `None` for a page that is zero (or past the end).
     ///
     /// # Panics
-    /// When the page of a lazily filled image will never arrive; [`Image::resolve`] reports that
-    /// beforehand.
+    /// When a page of a lazily filled image is lost. [`Image::resolve`] reports that beforehand.
     #[must_use]
     pub fn page(&self, page: usize) -> Option<&[u8; PAGE_SIZE]> {
         let source = self.source(page)?;
@@ -224,7 +223,7 @@ impl Image {
         }
     }
 
-    /// Copies bytes out; bytes past the end of the image read as zero.
+    /// Copies bytes out. Bytes past the end of the image read as zero.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let mut done = 0;
         while done < out.len() {
@@ -240,7 +239,8 @@ impl Image {
     }
 
     /// blake3 of the content: of the length, and of the index and bytes of every page that is not
-    /// zero. Equal content gives equal digests however it is stored. Computed once, on first use.
+    /// zero. Equal content gives equal digests however it is stored. It is computed once, at first
+    /// use.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         *self.inner.digest.get_or_make(|| {
@@ -259,8 +259,8 @@ impl Image {
         })
     }
 
-    /// A new image that differs from this one in the pages that `changed` lists, whose content is
-    /// read from `source`, the address of page 0 of a live range. Everything else is shared.
+    /// A new image with other content in the pages of `changed`, read from `source`, the address of
+    /// page 0 of a live range. All other pages are shared.
     ///
     /// `pages` is the new length; content past it is dropped. Zero pages among the changed ones are
     /// not stored. Costs time and memory in proportion to `changed` and to the number of extents.
@@ -327,8 +327,8 @@ impl Image {
     /// run of pages that it contains. Pages between the runs are zero. The image must not be
     /// dropped while it is mapped.
     ///
-    /// A file may hold other images, too, and this process may write those. Map it privately or
-    /// read-only, only at the given pages, and do not leave it open in an untrusted process.
+    /// A file may hold other images, which this process may write. Map it privately or read-only,
+    /// only at the given pages, and do not leave it open in an untrusted process.
     ///
     /// # Errors
     /// [`ImageError`] when content that is filled lazily does not arrive.
@@ -360,8 +360,8 @@ impl Image {
         Ok(self.all_files())
     }
 
-    /// The number of mappings of the image. A long chain of derived images fragments; past a few
-    /// hundred, [`Image::compact`] pays.
+    /// The number of mappings of the image. A long chain of derived images fragments. Past a few
+    /// hundred mappings, use [`Image::compact`].
     #[must_use]
     pub fn mapping_count(&self) -> usize {
         self.runs().len()

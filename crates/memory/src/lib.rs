@@ -2,15 +2,16 @@
 //! slots, write tracking and reset.
 //!
 //! An [`Image`] is immutable content. A [`Slot`] is a range of address space that holds one image
-//! copy-on-write and can be reset to it. A [`Tracker`] notices which pages were written; a
-//! [`Strategy`] decides how a reset uses that. After [`Slot::reset`] returns `Ok`, every byte of
-//! the slot equals its image; when it cannot, the slot is quarantined and refuses further use. A
-//! [`RemoteSlot`] is the same for memory in another process, whose owner notices writes and copies.
+//! copy-on-write and can be reset to it. A [`Tracker`] records the written pages, and a
+//! [`Strategy`] is the algorithm of a reset. After [`Slot::reset`] returns `Ok`, every byte of the
+//! slot equals its image. After an error the slot is quarantined and refuses further use. A
+//! [`RemoteSlot`] is the same for memory in another process, whose owner notices writes and copies
+//! pages.
 //!
-//! The fastest strategy is the *write set*: the pages that recent runs wrote stay writable and
-//! resident and are copied back at every reset, all others stay write-protected by the hardware, so
-//! that a write to one of them is noticed. In the steady state a reset makes no system call and the
-//! next run takes no fault.
+//! The fastest strategy is the *write set*. The pages that recent runs wrote stay writable and
+//! resident, and every reset copies them back. All others are write-protected, so a write to one of
+//! them is noticed. In the steady state a reset makes no system call and the next run takes no
+//! fault.
 //!
 //! ```
 //! use afresh_memory::{ImageBuilder, Slot, SlotConfig};

@@ -70,7 +70,7 @@ pub struct UnreportedPages<'a> {
     pub placed: &'a [PageRange],
     /// Mapped images that were not written, each from a page on: they are mapped, not copied.
     pub borrowed: &'a [(usize, Image)],
-    /// Pages that are unmapped now, and become zero.
+    /// Pages that are now unmapped, and become zero.
     pub gone: &'a [PageRange],
 }
 
@@ -111,7 +111,7 @@ struct ChangedContent {
     kept: Vec<u8>,
 }
 
-/// Memory of another process that holds one image and returns to it.
+/// Memory of another process that holds one image and is reset to it.
 #[derive(Debug)]
 pub struct RemoteSlot {
     image: Image,
@@ -155,7 +155,7 @@ impl RemoteSlot {
         })
     }
 
-    /// The image that it returns to.
+    /// The image to which it is reset.
     #[must_use]
     pub fn image(&self) -> &Image {
         &self.image
@@ -339,8 +339,8 @@ impl RemoteSlot {
     /// An image of the present content, of `pages` pages, without a change of the slot.
     ///
     /// # Errors
-    /// [`RemoteError`]. One of the image leaves the slot as it was; after others it refuses further
-    /// use.
+    /// [`RemoteError`]. An error of the image does not change the slot. After others it refuses
+    /// further use.
     pub fn freeze<R: Remote>(
         &mut self,
         remote: &mut R,
@@ -370,7 +370,7 @@ impl RemoteSlot {
         content.pages.retain(|run| replaced.count_in(*run) > 0);
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
-        // Pages that were not kept are read once more, while nothing runs that could change them.
+        // Pages that were not kept are read again, while nothing runs that could change them.
         let read =
             |runs: &[PageRange], out: &mut [u8]| remote.read(runs, out).map_err(RemoteError::Owner);
         let (stored, kept) = (&content.pages, &content.kept);
@@ -382,8 +382,8 @@ impl RemoteSlot {
         Ok((image, changed))
     }
 
-    /// As [`RemoteSlot::freeze`], and makes that the image that the slot returns to. Pages that
-    /// have not been written for some checkpoints are protected again.
+    /// As [`RemoteSlot::freeze`], and resets go to that image from then on. Pages that were not
+    /// written for some checkpoints are protected again.
     ///
     /// # Errors
     /// As [`RemoteSlot::freeze`].

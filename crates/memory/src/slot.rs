@@ -13,7 +13,7 @@
 //! shrinks it again.
 //!
 //! Promises: after a reset that returned `Ok`, every byte equals the image and the accessible size
-//! is the initial one. A slot whose state is in doubt is quarantined and refuses every operation.
+//! is the initial one. A slot in an unknown state is quarantined and refuses every operation.
 //!
 //! May break it: writing the memory while a reset runs. The code that exposes [`Slot::base`] is
 //! responsible for that.
@@ -55,7 +55,7 @@ use state::State;
 /// Why a slot is of no use in a child of the process that made it.
 const FORKED: &str = "made before a fork: a child's writes to it go unnoticed; make slots after";
 
-/// How to make a slot. The default fits an image exactly, with one guard page on each side.
+/// Configuration of a slot. The default fits an image exactly, with one guard page on each side.
 #[derive(Clone, Debug)]
 pub struct SlotConfig {
     /// The strategy of resets.
@@ -74,18 +74,18 @@ pub struct SlotConfig {
     pub write_set_limit: usize,
     /// Interval in resets of full comparisons between slot and image; `None` for never.
     pub verify_every: Option<u32>,
-    /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot
-    /// grows and its tracker can watch them as wholes; `None` for no source.
+    /// The source of zero memory in units of 2 MiB for growth, in place of the kernel's page
+    /// faults, if the tracker can watch such units; `None` for no source.
     pub zero_source: Option<Arc<dyn ZeroPageSource>>,
-    /// Whether the code that runs the guest checks [`Slot::loss`] before it uses any result. An
-    /// access to a page that will never be in place gets zeros then, instead of SIGSEGV. Guest
-    /// instructions that a runtime turns into traps ([`afresh_sys::fault::traps`]) get SIGSEGV as
-    /// before.
+    /// Whether the code that runs the guest checks [`Slot::loss`] before it uses any result. If it
+    /// does, an access to a lost page reads zeros instead of raising SIGSEGV. Guest instructions
+    /// for which a runtime has traps ([`afresh_sys::fault::traps`]) still get SIGSEGV.
     pub checks_loss: bool,
     /// Maximum pages of zero memory in the image to take from the zero source when the slot is
     /// made.
     pub zero_pages_at_start: usize,
-    /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
+    /// The host's features; `None` to probe them. Tests pass a masked set to simulate a host with
+    /// fewer features.
     pub features: Option<Features>,
 }
 
@@ -114,11 +114,11 @@ impl Default for SlotConfig {
 pub struct SlotStats {
     /// Successful resets.
     pub resets: u64,
-    /// Pages noticed as written outside the write set.
+    /// Written pages that were not in the write set.
     pub learned: u64,
     /// Pages evicted from the write set.
     pub evicted: u64,
-    /// Times the slot fell back to discarding.
+    /// Fallbacks of the slot to discarding.
     pub fallbacks: u64,
     /// Successful growths.
     pub growths: u64,
@@ -134,7 +134,7 @@ enum Method {
     WriteSet(Box<dyn Tracker>),
 }
 
-/// A range of address space that holds one image and returns to it.
+/// A range of address space that holds one image and is reset to it.
 pub struct Slot {
     /// A capture that is prepared, or is copied while the guest runs: see `live_freeze`.
     /// Dropped before `method`, whose barrier it uses.
@@ -195,7 +195,7 @@ impl Slot {
         Self::build(image, config, choice, None)
     }
 
-    /// Makes a slot over a tracker of the caller: KVM's dirty ring, say. The factory gets the
+    /// Makes a slot over a tracker of the caller, such as KVM's dirty ring. The factory gets the
     /// address of page 0 and the capacity in pages. With [`Strategy::Reprotect`] every written page
     /// is protected again at each reset; with any other strategy the tracker serves a write set.
     ///
@@ -315,7 +315,7 @@ impl Slot {
     /// `regions` as in [`SlotConfig::regions`].
     ///
     /// # Errors
-    /// [`SlotError`]; the slot is quarantined unless the image just did not fit.
+    /// [`SlotError`]. The slot is quarantined, except when the image does not fit.
     pub fn set_image(&mut self, image: &Image, regions: &[PageRange]) -> Result<(), SlotError> {
         self.check()?;
         self.settle_capture()?;
@@ -360,7 +360,7 @@ impl Slot {
         self.space.base()
     }
 
-    /// The image the slot returns to.
+    /// The image to which the slot is reset.
     #[must_use]
     pub fn image(&self) -> &Image {
         &self.image
@@ -372,7 +372,7 @@ impl Slot {
         &self.space.regions
     }
 
-    /// End of the last region now, in pages.
+    /// Present end of the last region, in pages.
     #[must_use]
     pub fn end(&self) -> usize {
         self.space.end
@@ -384,13 +384,13 @@ impl Slot {
         self.space.capacity
     }
 
-    /// How the slot was made.
+    /// The configuration of the slot.
     #[must_use]
     pub fn config(&self) -> &SlotConfig {
         &self.config
     }
 
-    /// The strategy in use and why.
+    /// The strategy in use, with the reason.
     #[must_use]
     pub fn choice(&self) -> &Choice {
         &self.choice
@@ -402,7 +402,7 @@ impl Slot {
         self.stats
     }
 
-    /// The pages the write set holds, as runs.
+    /// The pages of the write set, as runs.
     #[must_use]
     pub fn write_set(&self) -> Vec<PageRange> {
         self.write_set.runs()
@@ -414,13 +414,13 @@ impl Slot {
         self.write_set.len()
     }
 
-    /// Why the slot refuses use, if it does.
+    /// The reason if the slot refuses use.
     #[must_use]
     pub fn quarantined(&self) -> Option<&str> {
         self.state.reason()
     }
 
-    /// Takes the slot out of use for good, because its content is in doubt.
+    /// Quarantines the slot permanently, because its content is unknown.
     pub fn quarantine(&mut self, reason: impl Into<String>) {
         self.state.quarantine(reason.into());
     }
@@ -451,9 +451,8 @@ impl Slot {
         }
     }
 
-    /// Why the image's content will never arrive, if it is filled lazily and that is so. The memory
-    /// is closed then, or will be when a missing page is touched: that raises SIGSEGV, or `EFAULT`
-    /// for KVM.
+    /// The reason if content of a lazily filled image is lost. The memory is then closed, at the
+    /// latest when a missing page is touched. A touch raises SIGSEGV, or is `EFAULT` for KVM.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         let cause = match (&self.state.filling()?.served, &self.method) {
@@ -470,8 +469,8 @@ impl Slot {
         }
     }
 
-    /// Whether a page was touched that will never be in place. Code that runs a guest in the slot
-    /// refuses its results then: host code may have read zeros. The record is the slot's for life.
+    /// Whether a lost page was touched. Code that runs a guest in the slot must then refuse its
+    /// results, because host code may have read zeros. The record is permanent.
     #[must_use]
     pub fn loss(&self) -> Arc<PageLoss> {
         self.loss.clone()
@@ -574,8 +573,8 @@ impl Slot {
             .sum()
     }
 
-    /// Gives the slot's private memory back and forgets its write set; the next run faults pages in
-    /// anew. Must follow a reset.
+    /// Releases the slot's private memory and its write set. The next run faults pages in again. It
+    /// must follow a reset.
     ///
     /// # Errors
     /// [`crate::ResetError`]; the slot is quarantined.

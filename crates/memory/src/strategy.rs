@@ -11,7 +11,7 @@ use afresh_sys::{Feature, Features, PORTABLE};
 
 use crate::{SlotError, TrackerKind};
 
-/// How a slot is reset to its image.
+/// The algorithm of resetting a slot to its image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
@@ -90,9 +90,9 @@ pub enum HostAccess {
 pub struct Choice {
     /// The strategy, never [`Strategy::Auto`], with its tracker named.
     pub strategy: Strategy,
-    /// Whether the slot may fall back to discarding when learning does not pay.
+    /// Whether the slot may fall back to discarding if learning a write set is more expensive.
     pub adaptive: bool,
-    /// The reason, for people.
+    /// The reason, as text.
     pub reason: String,
 }
 

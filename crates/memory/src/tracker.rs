@@ -27,7 +27,7 @@ pub(crate) use dirty::push_run;
 use crate::TrackError;
 use crate::image::Missing;
 
-/// The mechanisms this crate has; a guest adapter may bring its own.
+/// The trackers of this crate. A kind of guest can add another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TrackerKind {
@@ -63,7 +63,7 @@ impl fmt::Display for TrackerKind {
     }
 }
 
-/// Notices writes to a slot.
+/// Records writes to a slot.
 ///
 /// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only
 /// while no guest runs.

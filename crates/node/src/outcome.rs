@@ -76,7 +76,7 @@ pub(crate) fn evaluate(
 }
 
 impl Outcome {
-    /// The error of the call once more, to be kept by its session: errors cannot be cloned.
+    /// A copy of the error of the call, for its session: errors cannot be cloned.
     pub(crate) fn failure(&self) -> Option<CallError> {
         let error = self.answer.as_ref().err()?;
         let (function, text) = ("the guest".to_owned(), error.to_string());

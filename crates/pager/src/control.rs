@@ -33,7 +33,7 @@ pub(crate) struct Control {
     done: AtomicU32,
     /// Faults that were answered.
     pub(crate) faults: AtomicUsize,
-    /// How long a filler may take for one window.
+    /// Time limit of a filler for one window.
     pub(crate) timeout: Duration,
 }
 

@@ -15,7 +15,7 @@ use crate::restore::{Engine, Work};
 use crate::wait_budget::WaitBudget;
 use crate::{PageSource, RestoreError, SourceError};
 
-/// How often waiting threads look around.
+/// Interval of checks by waiting threads.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Ends an engine: no handler runs afterwards, and missing pages are no longer reported. Only

@@ -8,9 +8,9 @@
 //! while guests run.
 //!
 //! Promises: a page is used only whole, and after its digest was checked: the source delivers to
-//! memory that no guest sees. When the source fails, the image has failed for good, and
-//! slots refuse use with the cause. So does an image with a damaged working set. When it is
-//! complete, nothing of the source is held.
+//! memory that no guest sees. When the source fails, the image has failed permanently, and slots
+//! refuse use with the cause. So does an image with a damaged working set. When it is complete,
+//! nothing of the source is held.
 //!
 //! May break it: dropping the last slot and image early ends the filling, as it should.
 
@@ -137,7 +137,7 @@ impl LazyImage {
         touched
     }
 
-    /// How many faults were answered so far.
+    /// Number of answered faults.
     #[must_use]
     pub fn faults(&self) -> usize {
         self.filling.as_ref().map_or(0, |f| f.control.faults.load(Ordering::Relaxed))

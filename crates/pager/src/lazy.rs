@@ -31,9 +31,9 @@ const FILLING: u32 = 1;
 const AWAITED: u32 = 2;
 const PRESENT: u32 = 3;
 
-/// How often a thread asks again for a window that another thread is to fill.
+/// Interval at which a thread requests a window again that another thread is to fill.
 const ASKING: Duration = Duration::from_millis(5);
-/// How often a thread looks whether a window that is being filled is there.
+/// Interval at which a thread checks for a window that is being filled.
 const AWAITING: Duration = Duration::from_millis(50);
 
 /// The state of a window at first. A `claimed` one is filled by the coordinator.

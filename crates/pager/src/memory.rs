@@ -98,7 +98,7 @@ impl SnapshotMemory {
         self.filling.as_ref().map(LazyImage::touched).unwrap_or_default()
     }
 
-    /// How many faults on pages that were not there yet have been answered.
+    /// Number of answered faults on missing pages.
     #[must_use]
     pub fn faults(&self) -> usize {
         self.filling.as_ref().map_or(0, LazyImage::faults)

@@ -21,8 +21,9 @@ pub struct Options {
     /// touches: where both share a processor its first answer comes sooner. A thread that waits for
     /// the whole image ends it. After a working set from a near source it is at least 10 ms.
     pub delay: Duration,
-    /// How long a filler may take for one window before the memory is closed. Longer than a remote
-    /// source sits out an outage of its server, so that a guest lives once the server is back.
+    /// Time limit of a filler for one window, after which the memory is closed. Longer than a
+    /// remote source sits out an outage of its server, so that a guest lives once the server is
+    /// back.
     pub timeout: Duration,
     /// Whether the guest is known to write most of its memory, which the automatic choice asks.
     pub mostly_written: bool,

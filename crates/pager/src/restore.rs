@@ -60,7 +60,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// How far a restore is.
+/// The progress of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The strategy in use.
@@ -243,7 +243,7 @@ impl Restore {
         self.strategy
     }
 
-    /// How far the restore is.
+    /// The progress of the restore.
     #[must_use]
     pub fn status(&self) -> Status {
         Status {

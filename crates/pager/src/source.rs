@@ -75,8 +75,8 @@ pub trait PageSource: Send + Sync {
     }
 
     /// Whether the answer of [`PageSource::pieces`] is still that of the time when the source was
-    /// made, by length and time of change of the file. Asked before mapped pages are taken for
-    /// good.
+    /// made, by length and time of change of the file. Asked before mapped pages are taken
+    /// permanently.
     ///
     /// # Errors
     /// [`SourceError::Changed`].

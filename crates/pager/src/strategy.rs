@@ -74,7 +74,7 @@ impl FillStrategy {
 }
 
 #[cfg(all(target_os = "linux", not(afresh_portable)))]
-/// Most mappings that a restore makes; the kernel allows a process 65,530 by default.
+/// Maximum mappings of a restore. The kernel allows a process 65,530 by default.
 pub(crate) const MAX_PIECES: usize = 4096;
 
 /// A name that is no strategy.

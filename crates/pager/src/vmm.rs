@@ -72,7 +72,7 @@ pub use afresh_sys::socket::SocketAccess;
 /// Bytes of such a budget by default: what a VMM with a source far away streams at a time.
 const STREAM_BUDGET: usize = 48 << 20;
 
-/// How a VMM is served.
+/// Options of serving a VMM.
 #[derive(Debug)]
 pub struct VmmOptions<'a> {
     /// Pages filled on a fault. A source that is far away is asked for 64 at least.
@@ -88,7 +88,7 @@ pub struct VmmOptions<'a> {
     pub stream_budget: StreamBudget,
     /// Closes the VMM's memory if this process is killed.
     pub watchdog: Option<Watchdog>,
-    /// How long the handshake may take.
+    /// Time limit of the handshake.
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
     pub stop: &'a AtomicBool,

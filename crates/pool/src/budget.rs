@@ -28,13 +28,14 @@ const NO_PRESSURE: u8 = u8::MAX;
 /// The limits of all pools of the process together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessLimits {
-    /// Most items alive.
+    /// Maximum live items.
     pub items: usize,
     /// Maximum bytes of private memory that idle items keep.
     pub resident_bytes: usize,
-    /// Most mappings.
+    /// Maximum mappings.
     pub mappings: usize,
-    /// How long an item may be idle while its pool has another, up to twice that.
+    /// Time for which an item may be idle while its pool has another one; in effect up to twice
+    /// that.
     pub idle: Option<Duration>,
     /// The memory pressure from which on idle items give memory back: percent of a second in which
     /// some task of the control group waited for memory (PSI), or of the host where the group has

@@ -26,9 +26,9 @@ use crate::error_response::ErrorResponse;
 
 /// Permissions of a new log: its owner's alone.
 const MODE: u32 = 0o600;
-/// How long an operation waits for its line if the log is required.
+/// Time for which an operation waits for its line if the log is required.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a server that ends waits for its lines.
+/// Time for which an ending server waits for its lines.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The audit log of a server.

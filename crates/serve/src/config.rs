@@ -36,10 +36,10 @@ pub struct Config {
     pub head_timeout: Duration,
     /// Time limit for the body of a request, and for a client to take the next part of an answer.
     pub body_timeout: Duration,
-    /// How long a server that is ending still takes connections, and announces on each answer that
-    /// it closes them.
+    /// Time for which an ending server still accepts connections. Each answer announces that it
+    /// closes the connection.
     pub drain: Duration,
-    /// How long it then waits for running requests.
+    /// Time for which it then waits for running requests.
     pub grace: Duration,
     /// The guests.
     pub guests: Vec<GuestConfig>,
@@ -116,7 +116,7 @@ pub struct GuestConfig {
     pub host: Option<String>,
     /// The reference for [`afresh::open`].
     pub reference: String,
-    /// How it is opened. Its timeout and memory are those below.
+    /// Options of opening it. Its timeout and memory are those below.
     pub open: afresh::Options,
     /// Options of Wasm guests. The server sets asynchronous calls, imports and state.
     pub wasm: GuestOptions,
@@ -137,7 +137,7 @@ pub struct GuestConfig {
     /// Requests that one instance answers before it is reset. With 1 every request is answered from
     /// the warm state; with more, a request sees the state of up to that many before it.
     pub max_instance_reuse_count: usize,
-    /// How long an instance is kept for its next request, if it may answer several.
+    /// Time for which an instance is kept for its next request, if it may answer several.
     pub idle_instance_timeout: Duration,
 }
 

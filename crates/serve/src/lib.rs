@@ -1,13 +1,13 @@
 //! Internal crate of `afresh`. Warm guests behind HTTP.
 //!
-//! A [`Server`] answers requests with guests that [`afresh::open`] opens: plain modules with the
-//! byte interface, micro-VMs, and components of the world `wasi:http/proxy`. Every request is
-//! answered from a pristine copy of the warm guest. A request over a limit of size, time or number
-//! is refused with a status for the reason, one guest's flood does not starve another, and guests
-//! are exchanged without a lost request.
+//! A [`Server`] answers requests with guests that [`afresh::open`] opens: components of the world
+//! `wasi:http/proxy`, modules with the byte interface, micro-VMs, and Linux programs. Each request
+//! is answered from a pristine copy of the warm guest. A request over a limit of size, time or
+//! number is refused with a status for the reason. One guest's flood does not starve another, and
+//! guests are exchanged without a lost request.
 //!
-//! hyper and tokio do the serving. Wasm runs in the task of its request, on a fiber, and gives way
-//! every few milliseconds; a micro-VM has a thread while it runs.
+//! The server is built on hyper and tokio. Wasm runs in the task of its request, on a fiber, and
+//! yields every few milliseconds. Other guests occupy a thread while they run.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), afresh_serve::ServeError> {

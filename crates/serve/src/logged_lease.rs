@@ -8,7 +8,7 @@ use crate::config::GuestConfig;
 use crate::guest_log::{GuestLog, LoggedCall};
 use crate::reuse::{ReusePool, UsedLease};
 
-/// How the output of a guest is logged.
+/// The method of logging the output of a guest.
 #[derive(Clone)]
 pub(crate) struct LogOptions {
     guest: Arc<str>,

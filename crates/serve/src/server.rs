@@ -51,12 +51,12 @@ const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// `net.core.somaxconn`. Tokio asks for 128. Clients beyond that wait for a second, after which
 /// their kernels try again.
 const ACCEPT_BACKLOG: i32 = 4096;
-/// How long a closing server waits for the first bytes on a new connection.
+/// Time for which a closing server waits for the first bytes on a new connection.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum connections that are refused at the same time with an answer. Further ones are closed
 /// without one.
 const MAX_REFUSED_CONNECTIONS: usize = 64;
-/// How long a refused connection is open for its answer.
+/// Time for which a refused connection is open for its answer.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at instances that are idle.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);

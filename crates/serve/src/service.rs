@@ -43,7 +43,7 @@ use crate::status::Viewer;
 const OPERATIONS: [&str; 6] =
     ["/healthz", "/readyz", "/status", "/status.json", "/status/pages.json", "/metrics"];
 
-/// How far a server is on its way to its end.
+/// The progress of the end of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub(crate) enum Phase {
     /// It takes connections.

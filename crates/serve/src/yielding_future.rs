@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::concurrency::{ParkedPermit, Permit, RejectionReason};
 
-/// How long a guest is watched before its place goes to others.
+/// Time for which a guest is watched before its place is given to others.
 const WINDOW: Duration = Duration::from_millis(50);
 /// One that runs for less than this in that time waits.
 const BUSY: Duration = Duration::from_millis(5);

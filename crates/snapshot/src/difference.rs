@@ -11,9 +11,9 @@ use crate::Frozen;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Difference {
-    /// How many pages differ.
+    /// Number of differing pages.
     pub pages: usize,
-    /// How many bytes of them do.
+    /// Number of differing bytes.
     pub bytes: usize,
     /// Which pages those are, by the number of the memory, in order.
     pub ranges: Vec<(usize, PageRange)>,

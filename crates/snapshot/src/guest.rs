@@ -88,8 +88,8 @@ fn only(frozen: &Frozen<()>) -> Result<&Image, SlotGuestError> {
 
 /// Plain memory is the simplest guest: it has no other state.
 impl Guest for Slot {
-    /// How the slot is made. Of several regions that are said the last does not grow with the
-    /// state.
+    /// The configuration of the slot. Of several regions that are said the last does not grow with
+    /// the state.
     type Template = SlotConfig;
     type State = ();
     type Error = SlotGuestError;

@@ -374,7 +374,7 @@ impl<S> Tree<S> {
         list
     }
 
-    /// How many states there are.
+    /// Number of states.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().nodes.len()

@@ -1,17 +1,17 @@
 //! Internal crate of `afresh` (`afresh::store`). Snapshots on disk: OCI image layouts whose layers
 //! hold pages.
 //!
-//! A [`Store`] is a directory in the OCI image layout. It holds [`Snapshot`]s under names; a
-//! snapshot is a configuration (which guest build it belongs to, and the guest's own state) and a
-//! stack of page layers. `docs/format.md` describes every byte.
+//! A [`Store`] is a directory in the OCI image layout. It holds [`Snapshot`]s under names. A
+//! snapshot is a configuration (its guest build, and the guest's state) and a stack of page layers.
+//! `docs/format.md` describes every byte.
 //!
 //! Promises:
-//! * Nothing read from a store is used before its digest was checked: the JSON files and layer
-//!   indexes when a snapshot is opened, each group of pages when it is first read.
+//! * No byte of a store is used before its digest is checked: JSON files and layer indexes when a
+//!   snapshot is opened, each group of pages when it is first read.
 //! * A snapshot opens only for the guest build it was taken from; see [`GuestBuild`].
 //! * Saving is atomic and durable: after a kill, a name means the old snapshot or the new one.
 //! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds,
-//!   and what opening a snapshot would cost is held against [`Limits`] first.
+//!   and the cost of opening a snapshot is compared with [`Limits`] first.
 //!
 //! May break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.

@@ -4,8 +4,8 @@
 //! much as the kernel does. Features that every slot needs are tried together, and all others with
 //! the first question about one of them: a start asks about none, and a first try of them costs
 //! cold code of the kernel. Any feature can be masked, by [`Features::without`] or for the whole
-//! process by `AFRESH_WITHOUT=uffd,pagemap-scan,…`, to play a poorer host; everything above then
-//! takes the same path as on such a host.
+//! process by `AFRESH_WITHOUT=uffd,pagemap-scan,…`, to simulate a host with fewer features;
+//! everything above then takes the same path as on such a host.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -16,8 +16,8 @@ const CHILD: &str = "AFRESH_TEST_ALONE";
 /// A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The command that runs the test `name`, and no other, in this program once more. The caller marks
-/// the purpose of that process by a variable.
+/// The command that runs the test `name`, and no other, in this program again. The caller marks the
+/// purpose of that process by a variable.
 ///
 /// # Panics
 /// When no test has that name: the process would run nothing, and end well.

@@ -23,8 +23,8 @@
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
 //! * `own_process`: access of other processes, and the number of descriptors.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
-//! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer
-//!   host.
+//! * [`Features`]: the features of this kernel for this process; can be masked to simulate a host
+//!   with fewer features.
 //! * `poll`, `random`, and with the feature `socket` Unix sockets that carry descriptors.
 //! * `folios`: how the page cache holds a file.
 //! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU

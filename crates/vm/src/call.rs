@@ -22,7 +22,7 @@ use crate::sandbox::{Sandbox, State};
 use crate::system::CODE;
 use crate::watch::StopReason;
 
-/// How a run ended well.
+/// The regular end of a run.
 #[derive(Debug)]
 pub(crate) enum End {
     /// `ready`: where calls start.

@@ -36,13 +36,13 @@ pub(crate) enum DirtyTracking {
     Ring(u32),
 }
 
-/// How a sandbox is reset to its image.
+/// The method of resetting a sandbox to its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResetMethod {
     /// The strategy of a reset. A tracker that a strategy names counts for nothing here:
     /// [`ResetMethod::tracking`] does.
     pub strategy: Strategy,
-    /// How it notices writes, for the strategies that need that.
+    /// The method of tracking writes, for the strategies that need it.
     pub tracking: Tracking,
 }
 

@@ -96,7 +96,7 @@ impl Outline {
     }
 }
 
-/// A component whose memories come warm; cheap to clone, usable from any thread.
+/// A component with warm memories; cheap to clone, usable from any thread.
 #[derive(Clone)]
 pub struct WarmComponent {
     inner: Arc<SharedComponent>,
@@ -189,9 +189,8 @@ fn in_order<'a>(
 }
 
 impl Guest {
-    /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions
-    /// is kept where possible, and [`WarmComponent::rerun_reason`] gives the reason where it is
-    /// not.
+    /// Like [`Guest::warm`], for a component without a warm-up. The state after its start functions
+    /// is kept if possible, and otherwise [`WarmComponent::rerun_reason`] has the reason.
     ///
     /// # Errors
     /// [`WarmError`] for a core module, or when the component does not compile or link.
@@ -199,8 +198,8 @@ impl Guest {
         self.warm_component_with(&WarmUp::new())
     }
 
-    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state
-    /// that the warm-up left.
+    /// Like [`Guest::warm`], for components. Every instance is new, and starts in the state after
+    /// the warm-up.
     ///
     /// # Errors
     /// [`WarmError`] for a core module, when the component does not compile or link, when a call of
@@ -367,7 +366,7 @@ impl WarmComponent {
         FrozenState::join(program, memories, state, inner.read, nested, files.as_ref())
     }
 
-    /// A new instance for one call or several that belong together.
+    /// A new instance for one or several calls.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or the instance cannot be made.
@@ -444,15 +443,15 @@ impl WarmComponent {
         inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?.compare()
     }
 
-    /// Why each instance runs the component's start functions again, if it does: their results
-    /// could not be kept.
+    /// The reason if each instance runs the component's start functions again, because their
+    /// results could not be kept.
     #[must_use]
     pub fn rerun_reason(&self) -> Option<&str> {
         self.inner.rerun_reason.as_deref()
     }
 
-    /// The export that a WASI command begins at, if this is one: the `run` of `wasi:cli/run`, as
-    /// [`ComponentLease::call`] names it.
+    /// The entry point of a WASI command, if this is one: the `run` of `wasi:cli/run`, under its
+    /// name for [`ComponentLease::call`].
     #[must_use]
     pub fn command(&self) -> Option<String> {
         let pre = &self.inner.pre;

@@ -26,7 +26,7 @@ use crate::engine::linear::{SlotMemories, record_memories};
 use crate::engine::loaded::LoadedModules;
 use crate::engine::stacks::Stacks;
 
-/// Source of pages for memories that grow by whole 2 MiB. Pages that it has ready take no faults.
+/// Source of pages for memories that grow by multiples of 2 MiB. Prepared pages take no faults.
 #[derive(Clone, Debug, Default)]
 pub enum ZeroMemory {
     /// From the kernel, by a fault for each page.
@@ -66,7 +66,7 @@ pub enum EpochSource {
 /// Configuration of an engine. Options that are off cost nothing in compiled code.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Allows timeouts: compiled code looks at an epoch counter in loops and at function entry.
+    /// Allows timeouts: compiled code checks an epoch counter in loops and at function entry.
     pub timeouts: bool,
     /// Allows fuel: compiled code counts instructions, at a noticeable price.
     pub fuel: bool,
@@ -75,14 +75,13 @@ pub struct EngineConfig {
     pub memory64_capacity: usize,
     /// Directory that keeps compiled guests between runs; `None` compiles each time.
     pub cache: Option<std::path::PathBuf>,
-    /// Directory of guests that were compiled in advance: the cache of an engine that is
-    /// [`portable`](Self::portable) and otherwise has this configuration. It is read where the
-    /// cache lacks a guest, and never written. It holds native code, trusted as the program itself,
-    /// so it belongs to the installed program. Only engines of [`Engine::new`] and
-    /// [`Engine::shared`] find something in it.
+    /// Directory of compiled guests: the cache of an engine that is [`portable`](Self::portable)
+    /// and otherwise has this configuration. It is only read, if the cache lacks a guest. Its
+    /// native code is trusted like the program, so it must be part of the installation. Only
+    /// engines of [`Engine::new`] and [`Engine::shared`] use it.
     pub precompiled: Option<std::path::PathBuf>,
     /// Compiles for every x86-64 processor since 2013 (x86-64-v3) or every arm64 processor, instead
-    /// of for this one. Its cache can be the `precompiled` directory of other hosts.
+    /// of for this one. The cache can then be the `precompiled` directory of other hosts.
     pub portable: bool,
     /// Source of pages for growing memories.
     pub zero_memory: ZeroMemory,
@@ -92,8 +91,8 @@ pub struct EngineConfig {
     /// separate stack, because threads may have no more. That takes a fraction of a microsecond.
     pub stack: usize,
     /// Accepts components of WASI 0.3, as [asynchronous](crate::GuestOptions::asynchronous) guests.
-    /// It needs the feature `p3` of this crate, and makes every component of the engine pay for
-    /// wasmtime's bookkeeping of tasks.
+    /// It needs the feature `p3` of this crate, and adds wasmtime's bookkeeping of tasks to every
+    /// component of the engine.
     #[cfg(feature = "p3")]
     pub p3: bool,
 }
@@ -173,8 +172,8 @@ impl EngineConfig {
         }
     }
 
-    /// Raises the stack to the one that `guest`, a module or component, was built for: the size of
-    /// its stack in memory, up to 64 MiB. Changes nothing where that size is unknown or smaller.
+    /// Raises the stack to the size for which `guest`, a module or component, was built: that of
+    /// its stack in memory, up to 64 MiB. It has no effect if that size is unknown or smaller.
     #[must_use]
     pub fn stack_for(mut self, guest: &[u8]) -> Self {
         const DEFAULT_STACK: u64 = 1 << 20;
@@ -310,15 +309,15 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Bytes of address space that each Wasm memory reserves: 4 GiB, or less where the process may not
-/// use many addresses (`ulimit -v`). Asked once a process.
+/// Bytes of address space that each Wasm memory reserves: 4 GiB, or less if the address space of
+/// the process is limited (`ulimit -v`). It is determined once for a process.
 #[must_use]
 pub fn memory_reservation() -> u64 {
     Space::of_process().reservation
 }
 
 impl Engine {
-    /// Sets the engine up.
+    /// Makes an engine.
     ///
     /// # Errors
     /// [`LoadError::Engine`] when wasmtime does not support this machine or configuration, and
@@ -346,8 +345,8 @@ impl Engine {
         Ok(Self::with(wasmtime, config, has_installed_cache))
     }
 
-    /// The engine of this configuration that others of the process use, or a new one that others
-    /// will: guests of one engine share their compiled code and its thread.
+    /// The engine of this configuration that the process shares, which is made at first use. Its
+    /// guests share compiled code and one thread for timeouts.
     ///
     /// # Errors
     /// As [`Engine::new`].
@@ -363,8 +362,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes an engine from the own `wasmtime::Engine` of an embedder, whose configuration was
-    /// given to [`EngineConfig::apply`]. The embedder may run other guests with it.
+    /// Makes an engine over the embedder's `wasmtime::Engine`, whose configuration was passed to
+    /// [`EngineConfig::apply`]. The embedder may run other guests with it.
     ///
     /// # Errors
     /// [`LoadError::Settings`] names what the engine lacks, and [`LoadError::SharedCache`] is that

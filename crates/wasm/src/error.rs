@@ -16,7 +16,7 @@ pub enum LoadError {
         /// The first bytes.
         start: Vec<u8>,
     },
-    /// Modules could not be made one.
+    /// Modules could not be linked.
     #[error(transparent)]
     Modules(#[from] LinkError),
     /// The module could not be analysed.
@@ -188,7 +188,7 @@ impl From<PoolError<WarmError>> for WarmError {
 /// Freezing or saving a warm guest failed.
 pub type FreezeError = afresh_pager::FreezeError<WarmError>;
 
-/// Making a warm guest out of a frozen one failed.
+/// Thawing a frozen guest failed.
 pub type ThawError = afresh_pager::ThawError<WarmError>;
 
 impl From<WarmError> for FreezeError {
@@ -250,7 +250,7 @@ pub enum CallError {
     /// The guest threw an exception that nothing in it catches. The exception itself is dropped.
     #[error("the guest threw an exception and did not catch it: {0}")]
     Exception(String),
-    /// The call ran longer than its timeout.
+    /// The call exceeded its time limit.
     #[error("the call was stopped after its timeout of {0:?}")]
     Timeout(std::time::Duration),
     /// The call used its CPU time limit.
@@ -273,8 +273,7 @@ pub enum CallError {
         /// What it said.
         message: String,
     },
-    /// WASI could not provide its configuration to the guest; no effect of the call may be relied
-    /// on.
+    /// WASI could not provide its configuration to the guest. Effects of the call are undefined.
     #[error("WASI could not give the guest {0}")]
     Wasi(String),
     /// A host function failed.
@@ -302,14 +301,14 @@ pub enum CallError {
          used again: take another lease"
     )]
     CutOff,
-    /// The guest does not keep the byte-handling interface.
+    /// The guest violates the byte-handling interface.
     #[error("the guest does not keep the byte interface: {0}")]
     Interface(String),
 }
 
 impl CallError {
-    /// The guest's stack at the failure, a frame a line, if it is known. Messages leave it out, so
-    /// that they stay on one line.
+    /// The guest's stack at the failure, one frame a line, if it is known. Messages omit it, so
+    /// that they have one line.
     #[must_use]
     pub fn backtrace(&self) -> Option<String> {
         match self {

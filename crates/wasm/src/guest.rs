@@ -20,7 +20,7 @@ use crate::host::watch::Watch;
 use crate::host::{Host, Limiter, State, Wasi};
 use crate::{Engine, LoadError};
 
-/// How calls are separated from one another.
+/// The isolation between calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Reset where the module allows it, fresh otherwise.
@@ -61,13 +61,13 @@ type LinkComponent = dyn Fn(&mut component::Linker<Host>) -> wasmtime::Result<()
 /// Host functions that the embedder adds to WASI, `afresh.generation` (modules) and
 /// `afresh:host/clones` (components). The default has none.
 ///
-/// They must keep their state in [`Host::state`], which is new for every lease, or leak it
-/// knowingly.
+/// Their state must be in [`Host::state`], which is new for every lease. State elsewhere survives
+/// leases.
 ///
 /// A guest with [`GuestOptions::asynchronous`] may have asynchronous ones; no other may.
 ///
-/// A guest that has some waits until all of a lazily opened snapshot is there, unless they
-/// [check memory](Imports::check_memory).
+/// A guest with host functions opens only once a lazily opened snapshot has arrived completely,
+/// unless they [check memory](Imports::check_memory).
 #[derive(Clone, Default)]
 pub struct Imports {
     module: Option<Arc<Link>>,
@@ -136,12 +136,12 @@ impl Imports {
     }
 }
 
-/// How a guest is run.
+/// Options of running a guest.
 #[derive(Clone)]
 pub struct GuestOptions {
-    /// Reset or fresh.
+    /// Reset, fresh or auto.
     pub mode: Mode,
-    /// How its memories are reset.
+    /// The reset strategy of its memories.
     pub strategy: Strategy,
     /// Whether system calls write its memories. wasmtime-wasi copies through its own buffers, so
     /// only the embedder's host functions matter.
@@ -151,17 +151,18 @@ pub struct GuestOptions {
     /// The tree below the files of snapshots that do not contain it: a tree over layers that [have
     /// names](afresh_files::Layer::known_as).
     pub files_below: Option<afresh_files::Tree>,
-    /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is never stopped
-    /// before it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
-    /// A warm-up has no time limit and no fuel limit; a [watch](GuestOptions::watch) ends it.
+    /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is stopped at most
+    /// two ticks of 5 ms after its limit, or later if the host's threads do not run, and never
+    /// before it. A warm-up has no time limit and no fuel limit; a [watch](GuestOptions::watch)
+    /// ends it.
     pub timeout: Option<Duration>,
     /// Maximum fuel of one call; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,
     /// Maximum bytes of its memories and tables together. An element of a table counts as 16 bytes.
-    /// Its heap of collected objects has the same limit alone.
+    /// The heap of collected objects has a separate limit of the same size.
     pub memory_limit: usize,
-    /// The exports that calls will name; state that only others can change need not be restored. A
-    /// call of another is refused, in either mode; the warm-up may call any.
+    /// The exports that calls may name, so that state which only other exports can change need not
+    /// be restored. Calls of other exports are refused, in either mode. The warm-up may call any.
     pub roots: Roots,
     /// Limits of the pool of instances.
     pub limits: Limits,
@@ -178,16 +179,16 @@ pub struct GuestOptions {
     pub hook: Hook,
     /// Called while a call, or the warm-up of a module, runs, and decides whether it may continue.
     pub watch: Watch,
-    /// Whether WASI and host functions may wait without blocking the thread: for guests that are
-    /// called in tasks, where WASI that blocks would panic. Such a guest is called with
-    /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a tokio task. Each call
-    /// runs on a separate stack, and takes a fraction of a microsecond more.
+    /// Whether WASI and host functions may wait without blocking the thread, for guests that are
+    /// called in tasks, where blocking WASI would panic. Call such a guest with
+    /// [`Lease::call_async`](crate::Lease::call_async) and similar methods, in a tokio task. Each
+    /// call runs on a separate stack, and takes a fraction of a microsecond longer.
     pub asynchronous: bool,
-    /// Whether a call of an asynchronous guest that computes lets other tasks of its thread run
-    /// after each tick of the epoch. For guests with a timeout, in tasks that must not starve one
-    /// another.
+    /// Whether a computing call of an asynchronous guest yields to other tasks of its thread after
+    /// each tick of the epoch. It is for guests with a timeout, in tasks that must not starve each
+    /// other.
     pub gives_way: bool,
-    /// Loads a guest although some of its imports are not provided; a call of one of them fails.
+    /// Loads a guest with missing imports. A call of one of them fails.
     pub stub_imports: bool,
 }
 
@@ -317,7 +318,7 @@ impl GuestOptions {
     }
 }
 
-/// The calls that bring a guest to the state every later call starts from.
+/// The calls of a warm-up. Every later call starts from the state after them.
 #[derive(Clone, Debug, Default)]
 pub struct WarmUp {
     pub(crate) calls: Vec<(String, Arguments)>,
@@ -377,7 +378,7 @@ impl WarmUp {
     }
 }
 
-/// The bytes of a guest and how to run it.
+/// The bytes of a guest, and its options.
 #[derive(Debug)]
 pub struct Guest {
     pub(crate) engine: Engine,
@@ -410,9 +411,9 @@ impl Guest {
     }
 
     /// A guest of several core modules. Later modules import memories, tables, globals and
-    /// functions that earlier ones export, by the names given here. An instance is one instance of
-    /// each module, made in this order, and has the exports of the last. Reactors among them are
-    /// initialised as they are made. They are [linked](crate::link) into one module.
+    /// functions that earlier ones export, by the names given here. The modules are instantiated in
+    /// this order, and the instance has the exports of the last one. Reactors are initialised when
+    /// they are instantiated. They are [linked](crate::link) into one module.
     ///
     /// # Errors
     /// [`LoadError::Modules`] when an import does not fit its export.
@@ -430,7 +431,7 @@ impl Guest {
         self.wasm.get(6..8) == Some(&[1, 0])
     }
 
-    /// Which state a core module can change, and whether reset mode accepts it.
+    /// Analyses the state that a core module can change, and whether reset mode accepts it.
     ///
     /// # Errors
     /// [`LoadError::Analyze`] for a component or an invalid module.

@@ -59,13 +59,13 @@ pub struct Wasi {
     pub files: Option<Tree>,
     /// Host directories and their paths in the guest, read-only when `false`. The guest reaches
     /// nothing above them. A directory that cannot be opened fails the warm-up, or the first call
-    /// that needs it. Writes of calls stay: no reset, rollback or snapshot undoes them.
+    /// that needs it. Resets and rollbacks do not undo writes of calls.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,
     /// Standard input; the same bytes for every call.
     pub stdin: Vec<u8>,
-    /// Passes the standard input of this process to the guest, where `stdin` is empty. Each byte is
+    /// Passes the standard input of this process to the guest if `stdin` is empty. Each byte is
     /// read by one call only.
     pub inherit_stdin: bool,
 }
@@ -157,7 +157,7 @@ pub(crate) struct HostParts {
     pub(crate) way: CallPath,
 }
 
-/// State of one call outside the guest; the `T` of its `Store<T>`.
+/// Host state of one lease; the `T` of its `Store<T>`.
 pub struct Host {
     parts: HostParts,
     /// WASI for the calls of this lease, in place of the WASI of the guest.

@@ -25,8 +25,8 @@ use crate::warm::Inner;
 use crate::warm::compare::Comparison;
 use crate::{CallError, LoadError, StopHandle, WarmError};
 
-/// An instance in the warm state. Calls made through one lease see one another's effects; dropping
-/// it undoes them all.
+/// An instance in the warm state. Calls of one lease see each other's effects. Dropping the lease
+/// undoes them all.
 pub struct Lease<'a> {
     pub(crate) live: LeasedInstance<'a>,
     pub(crate) warm: &'a Inner,
@@ -40,7 +40,7 @@ pub struct Lease<'a> {
     pub(crate) keep: Option<Arc<Inner>>,
 }
 
-/// A lease that keeps its guest, and can be moved to other threads and tasks; see
+/// A lease that owns a reference to its guest, and can move to other threads and tasks; see
 /// [`crate::Warm::lease_owned`].
 pub type OwnedLease = Lease<'static>;
 
@@ -176,11 +176,11 @@ impl<'a> Lease<'a> {
         self.live.memories().find_map(|memory| memory.slot().failure())
     }
 
-    /// Calls an export by name, with values of any number and type.
+    /// Calls an export by name, with any values.
     ///
     /// # Errors
-    /// [`CallError`]; the lease stays usable, and is restored when dropped. A guest that ends
-    /// itself with exit code 0 has succeeded, without results.
+    /// [`CallError`]; the lease stays usable, and is restored when dropped. A guest that exits with
+    /// code 0 has succeeded, without results.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.warm.callable(name)?;
         if self.warm.way.waits() {
@@ -324,8 +324,8 @@ impl<'a> Lease<'a> {
         self.live.memories().map(|memory| memory.slot().write_set_len()).sum()
     }
 
-    /// Pages of memory that differ from the state that the instance goes back to: the warm state,
-    /// or the one that its session stands on. Costs comparing the pages that calls write.
+    /// Pages of memory that differ from the state to which the instance returns: the warm state, or
+    /// the one that its session stands on. It compares the write set.
     ///
     /// # Errors
     /// [`WarmError`] when the memory cannot be read.
@@ -349,8 +349,7 @@ impl<'a> Lease<'a> {
         self.cut_short || self.live.is_unfinished()
     }
 
-    /// Whether its calls are asynchronous ([`crate::GuestOptions::asynchronous`]), and no others
-    /// can be made.
+    /// Whether only asynchronous calls are possible ([`crate::GuestOptions::asynchronous`]).
     #[must_use]
     pub fn is_asynchronous(&self) -> bool {
         self.warm.way.waits()
@@ -362,7 +361,7 @@ impl<'a> Lease<'a> {
         self.host_mut().stop_handle()
     }
 
-    /// Sets the limits of the following calls where values are given, and returns those before, for
+    /// Sets the given limits for further calls, and returns the previous ones, for
     /// [`Lease::restore_limits`].
     ///
     /// # Errors
@@ -373,7 +372,7 @@ impl<'a> Lease<'a> {
         Ok(LeaseLimits(self.replace_limits(set)))
     }
 
-    /// Sets limits that the lease had before.
+    /// Restores previous limits of the lease.
     pub fn restore_limits(&mut self, limits: LeaseLimits) {
         self.replace_limits(limits.0);
     }
@@ -386,7 +385,7 @@ impl<'a> Lease<'a> {
         std::mem::replace(&mut self.limits, limits)
     }
 
-    /// Drops the instance instead of bringing it back.
+    /// Drops the instance instead of returning it to the pool.
     pub fn discard(self) {
         self.live.discard();
     }

@@ -1,20 +1,20 @@
 //! Internal crate of `afresh` (`afresh::wasm`). Warm Wasm guests, pristine for every call.
 //!
 //! A [`Guest`] is a module or component. [`Guest::warm`] instantiates it, runs its warm-up once and
-//! keeps the state it leaves: memories as images of the engine, globals and tables in the module.
-//! From then on [`Warm::lease`] returns instances that all start from exactly that state. Dropping
-//! the lease resets the instance, at a cost set by the call's writes.
+//! keeps the resulting state: memories as images of the engine, globals and tables in the module.
+//! [`Warm::lease`] then returns instances that all start from exactly that state. Dropping the
+//! lease resets the instance, which costs the pages that its calls wrote.
 //!
 //! Two modes separate calls from one another:
 //!
-//! * [`Mode::Reset`]: the same live instance again, with its memories, globals, tables and dropped
-//!   segments restored. For modules whose analysis proves that a call can change nothing else; any
-//!   other is refused with the reason.
-//! * [`Mode::Fresh`]: a new `Store` and instance for every call, over memory that already holds the
-//!   warm image. Works for every Wasm feature that wasmtime has, and for components.
+//! * [`Mode::Reset`]: the same live instance, with its memories, globals, tables and dropped
+//!   segments restored. It is for modules whose analysis proves that a call can change nothing
+//!   else, and refuses others with the reason.
+//! * [`Mode::Fresh`]: a new `Store` and instance for every lease, over memory that already holds
+//!   the warm image. It works for every Wasm feature of wasmtime, and for components.
 //!
-//! A [`Session`] is a live instance whose calls continue from one another instead of starting from
-//! the warm state, and that can move to any state of a tree.
+//! A [`Session`] is a live instance whose calls build on one another, and that can move to any
+//! state of a tree.
 //!
 //! ```
 //! use afresh_wasm::{Engine, EngineConfig, Guest, Val, WarmUp};

@@ -107,8 +107,8 @@ struct InstanceLayout {
     functions: HashMap<usize, u32>,
 }
 
-/// A live instance that goes from state to state. It takes part in trees of `afresh_snapshot` as a
-/// [`Guest`], and is called through [`Session::lease`].
+/// A live instance that moves from state to state. It is a [`Guest`] of the trees of
+/// `afresh_snapshot`, and is called through [`Session::lease`].
 pub struct Session {
     warm: Warm,
     instance: ResetInstance,
@@ -135,8 +135,7 @@ pub(crate) fn resettable(inner: &Inner) -> Result<&Arc<ResetState>, SessionError
 }
 
 impl Warm {
-    /// The warm state as a state of sessions, for a tree: they are made from it, and from states
-    /// that others of them left.
+    /// The warm state as a state of sessions, the root of a tree.
     ///
     /// # Errors
     /// [`SessionError::Fresh`].
@@ -357,8 +356,8 @@ impl Session {
         at_once(lease.prepare())
     }
 
-    /// The instance as it is, for calls. Changes by calls stay when the lease ends. References into
-    /// the store's collected heap can be used until the next lease.
+    /// The instance in its present state, for calls. Their changes stay when the lease ends.
+    /// References into the store's collected heap can be used until the next lease.
     pub fn lease(&mut self) -> Lease<'_> {
         let blueprint = &self.instance.reset_state.blueprint;
         if blueprint.collects {
@@ -375,7 +374,7 @@ impl Session {
         )
     }
 
-    /// The file tree as it is now, if the guest has one.
+    /// The present file tree, if the guest has one.
     #[must_use]
     pub fn files(&self) -> Option<Tree> {
         self.instance.store.as_context().data().files().map(|files| files.tree)
@@ -386,7 +385,7 @@ impl Session {
         self.instance.store.data_mut().change_files(change)
     }
 
-    /// The guest it is a session of.
+    /// The guest of this session.
     #[must_use]
     pub fn warm(&self) -> &Warm {
         &self.warm

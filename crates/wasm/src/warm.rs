@@ -50,17 +50,17 @@ use crate::warm::preparation::{INITIALIZE, Preparation};
 use crate::warm::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState};
 use crate::{CallError, LoadError, WarmError, parse_arguments};
 
-/// How a guest was warmed.
+/// A report of the warm-up of a guest.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WarmReport {
     /// Reset or fresh, never auto.
     pub mode: Mode,
-    /// Why not reset, when it was not possible.
+    /// The reason if reset mode was not possible.
     pub why_fresh: Option<String>,
     /// Bytes of the guest memories.
     pub memory_bytes: usize,
-    /// Bytes of them that the images store; the rest is zero.
+    /// Bytes of the memories that the images store; the rest is zero.
     pub image_bytes: usize,
     /// Mutable globals, tables and dropped segments that a reset restores.
     pub restored_items: usize,
@@ -452,8 +452,7 @@ impl Warm {
         }
     }
 
-    /// A handle for typed calls of one export. A signature that does not fit is found by the first
-    /// call.
+    /// A handle for typed calls of one export. The first call checks the signature.
     ///
     /// # Errors
     /// [`CallError::NoSuchExport`].
@@ -473,7 +472,7 @@ impl Warm {
         Ok(self.inner.export(name)?.ty.clone())
     }
 
-    /// How it was warmed.
+    /// The report of the warm-up.
     #[must_use]
     pub fn report(&self) -> &WarmReport {
         &self.inner.report
@@ -502,7 +501,7 @@ impl Warm {
         (blueprint.replaced.load(Ordering::Relaxed), blueprint.shrunk.load(Ordering::Relaxed))
     }
 
-    /// Gives memory of instances idle for `ticks` calls of this method back to the host.
+    /// Returns memory of instances that were idle for `ticks` calls of this method to the host.
     pub fn trim_idle(&self, ticks: u64) -> usize {
         match &self.inner.pools {
             Pools::Reset { pool, .. } => pool.trim_idle(ticks),

@@ -92,7 +92,7 @@ impl AsyncLease {
         self.lease.is_none()
     }
 
-    /// The lease, for anything that does not wait; `None` if it is closed.
+    /// The lease, for operations that do not wait; `None` if it is closed.
     pub fn get_mut(&mut self) -> Option<&mut OwnedLease> {
         self.lease.as_mut()
     }
@@ -217,13 +217,13 @@ impl AsyncLease {
 }
 
 impl Guest {
-    /// Waits for an instance in the warm state, without blocking a thread: where all instances are
-    /// in use ([`Options::limits`](crate::Options::limits)), until one comes back. Tasks get
-    /// instances in the order in which they came. Dropping the future ends the wait; a runtime's
-    /// timeout limits it so.
+    /// Takes an instance in the warm state. If all instances are in use
+    /// ([`Options::limits`](crate::Options::limits)), it waits for one without blocking a thread,
+    /// in the order of the calls. Dropping the future ends the wait, so a runtime's timeout can
+    /// limit it.
     ///
-    /// Where no instance is idle and the limit is not reached, one is made as by [`Guest::lease`],
-    /// on the thread that polls.
+    /// If no instance is idle and the limit is not reached, the polling thread makes one, as
+    /// [`Guest::lease`] does.
     ///
     /// # Errors
     /// As [`Guest::lease`], but a pool at its limit is no error.

@@ -67,8 +67,9 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a
-    /// dynamic loader is a Linux program, another a micro-VM's, unless [`Options::kind`] is set.
+    /// Recognises a guest by its file; `None` for any other file. An ELF executable with a dynamic
+    /// loader is a Linux program, and any other one a micro-VM program, unless [`Options::kind`] is
+    /// set.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(b"\x7fELF") {
@@ -252,7 +253,7 @@ impl CallError {
         wasm::exit(source).or_else(|| program::exit(source))
     }
 
-    /// The guest's stack at the failure, if it is known: many lines, for people.
+    /// The guest's stack at the failure, if it is known, as text of several lines.
     #[must_use]
     pub fn backtrace(&self) -> Option<String> {
         let (Self::Guest { source, .. } | Self::Host { source, .. }) = self else { return None };

@@ -14,7 +14,7 @@ type FunctionEntry = std::convert::Infallible;
 
 /// A call: a function of the guest, and its input.
 ///
-/// A micro-VM and a Linux program have one entry, so the function's name means nothing to them.
+/// Micro-VMs and Linux programs have one entry point and ignore the name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub(crate) function: String,
@@ -28,17 +28,16 @@ pub(crate) enum CallInput {
 }
 
 impl Call {
-    /// A call of a handler that takes bytes and gives bytes. A Wasm module keeps the interface
-    /// described at [`wasm::BytesEntry`](afresh_wasm::BytesEntry); a component's function takes one
-    /// string.
+    /// A call of a handler that takes and returns bytes. A Wasm module implements the interface of
+    /// [`wasm::BytesEntry`](afresh_wasm::BytesEntry). A component's function takes one string.
     #[cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
     pub fn bytes(function: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
         Self { function: function.into(), given: CallInput::Bytes(input.into()) }
     }
 
-    /// A call with arguments as text, each read by the type that the function declares. A micro-VM
-    /// gets them as one input, with spaces between, and a Linux program as a line of input.
-    /// `_start` runs a WASI command, a component's as well.
+    /// A call with arguments as text, each parsed as the type that the function declares. A
+    /// micro-VM gets them as one input, separated by spaces, and a Linux program as a line of
+    /// input. `_start` runs a WASI command, also that of a component.
     pub fn text<A: Into<String>>(
         function: impl Into<String>,
         arguments: impl IntoIterator<Item = A>,
@@ -73,7 +72,7 @@ impl Answer {
         }
     }
 
-    /// In one piece: results separated by spaces, bytes as they are, with invalid UTF-8 replaced.
+    /// The answer as text: results separated by spaces, or bytes with invalid UTF-8 replaced.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -83,8 +82,8 @@ impl Answer {
     }
 }
 
-/// A handler of bytes that was looked up once, by [`Guest::function`](crate::Guest::function).
-/// Calls by it spare looking its name up.
+/// A handler of bytes, from [`Guest::function`](crate::Guest::function). A call through it does not
+/// look its name up again.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub(crate) name: String,
@@ -92,7 +91,7 @@ pub struct Function {
     pub(crate) entry: Option<FunctionEntry>,
 }
 
-/// A function to call: by its name, or as it was looked up.
+/// A function to call: a name, or a [`Function`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Entry<'a> {
@@ -152,13 +151,13 @@ impl CallError {
     }
 }
 
-/// How a guest ended itself where it should have answered.
+/// The exit of a guest that ended instead of answering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exit<'a> {
-    /// The code that it gave, which is not zero.
+    /// Its exit code, which is not zero.
     pub code: i32,
-    /// Output of a Linux program until then. WASI's streams are written while the guest runs.
+    /// Output of a Linux program before its exit. Streams of WASI are written while the guest runs.
     pub output: &'a [u8],
     /// The end of a Linux program's standard error in this call.
     pub messages: &'a str,

@@ -15,22 +15,22 @@ use afresh_memory::thread_cpu_time;
 use crate::guests::backend::process_costs;
 use crate::{Answer, CallError};
 
-/// The cost of a call, or of several, as [`Lease::measure`](crate::Lease::measure) counts it.
+/// The cost of one or several calls, measured by [`Lease::measure`](crate::Lease::measure).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallCost {
     /// Wall-clock time.
     pub wall: Duration,
-    /// CPU time of the thread that runs the guest, host functions and the sentry of a Linux program
-    /// included, and of the processes of a Linux program. A wait takes none. Other hosts than Linux
-    /// count none.
+    /// CPU time of the thread that runs the guest, including host functions and the sentry of a
+    /// Linux program, and of the processes of a Linux program. Waits do not count. On hosts other
+    /// than Linux it is zero.
     pub cpu: Duration,
     /// Peak of the memory that [`CallOptions::memory`](crate::CallOptions::memory) limits, in
     /// bytes: the memories of a Wasm guest, or what the processes of a Linux program have mapped
     /// together. `None` for a micro-VM, whose memory has one size.
     pub peak_memory: Option<u64>,
-    /// Pages of 4 KiB that differ afterwards from the state that the instance goes back to: the
-    /// warm state, or that of a session. `None` if they are not counted
+    /// Pages of 4 KiB that differ from the state to which the instance returns: the warm state, or
+    /// that of a session. `None` if they are not counted
     /// ([`Lease::measure_pages`](crate::Lease::measure_pages)), and for Linux programs and
     /// micro-VMs.
     pub dirty_pages: Option<usize>,
@@ -39,7 +39,7 @@ pub struct CallCost {
     /// Bytes of answers, and of output that was received in a call. The output of a Wasm guest by
     /// WASI is not counted.
     pub output_bytes: u64,
-    /// Bytes of output that its receiver dropped. A lease drops none; receivers with a limit, as in
+    /// Bytes of output that the receiver dropped. A lease drops none. Receivers with a limit, as in
     /// the Python and npm packages, add theirs.
     pub dropped_bytes: u64,
 }

@@ -52,12 +52,11 @@ impl CallOptions {
         self
     }
 
-    /// Maximum CPU time of the call, counted as [`CallCost::cpu`](crate::CallCost::cpu): a wait
-    /// takes none. The call fails with [`CallError::CpuTime`](crate::CallError::CpuTime) soon after
-    /// it has used that time: in a Linux program within 2 ms of it, in a Wasm guest within a tick,
-    /// 5 ms. A Wasm guest must have been opened with
-    /// [`Options::interruptible`](crate::Options::interruptible) or a watch, and not be
-    /// asynchronous. A micro-VM refuses this option.
+    /// Maximum CPU time of the call, counted as [`CallCost::cpu`](crate::CallCost::cpu), without
+    /// waits. A call beyond it fails with [`CallError::CpuTime`](crate::CallError::CpuTime), in a
+    /// Linux program within 2 ms of CPU time, in a Wasm guest within a tick of 5 ms. A Wasm guest
+    /// must have been opened with [`Options::interruptible`](crate::Options::interruptible) or a
+    /// watch, and not be asynchronous. A micro-VM refuses this option.
     pub fn cpu_time_limit(mut self, limit: Duration) -> Self {
         self.cpu_time = Some(limit);
         self
@@ -70,14 +69,14 @@ impl CallOptions {
         self
     }
 
-    /// Maximum memory of the guest in the call, more or less than that of its guest: the size of
-    /// all memories and tables of a Wasm guest, and the memory that the processes of a Linux
-    /// program map together. Memory that is larger already stays, and growth beyond the limit fails
-    /// as where memory runs out. A Wasm guest must have been opened with
+    /// Maximum memory in the call, which may be above or below the limit of the guest: the size of
+    /// all memories and tables of a Wasm guest, or the memory that the processes of a Linux program
+    /// map together. Memory that is already larger stays. Growth beyond the limit fails as if
+    /// memory had run out. A Wasm guest must have been opened with
     /// [`Options::memory`](crate::Options::memory). A micro-VM refuses this option.
     ///
-    /// A state that grew beyond the limit of its guest is saved like any other, and only opens
-    /// again with a limit that it fits.
+    /// A state that grew beyond the limit of its guest can be saved. It opens only with a limit
+    /// that it fits.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
         self
@@ -122,7 +121,7 @@ impl LeaseOptions {
         self
     }
 
-    /// The response where all instances are in use, in place of that of
+    /// The response if all instances are in use, in place of that of
     /// [`Options::limits`](crate::Options::limits). An [`AsyncLease`](crate::AsyncLease) waits
     /// until its future is dropped, unless instances are made on demand.
     pub fn exhausted(mut self, exhausted: LimitPolicy) -> Self {

@@ -18,7 +18,7 @@ use super::{Checkpoint, Guest, Session, SessionError};
 use crate::{Cause, describe_error};
 
 impl Guest {
-    /// A session in the state that a delta makes of the warm state: the delta was made by
+    /// A session in the warm state with a delta applied. The delta must be one of
     /// [`Session::delta`] since the first state of its tree.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl Guest {
 }
 
 impl Session {
-    /// The changes of the session since a state of its tree, to be sent or kept, and applied to an
+    /// The changes of the session since a state of its tree, as bytes. They can be applied to an
     /// equal state ([`Session::apply`], [`Guest::apply`]) in this process or another. The present
     /// state becomes one of the tree, as by [`Session::save_turn`].
     ///
@@ -78,8 +78,8 @@ impl Session {
         dispatch!(Backend, &self.guest.inner().backend, warm => warm.freeze_root())
     }
 
-    /// Goes to the state that a delta makes of the present one, which becomes a state of the tree
-    /// without a name. The present state must equal the one that the delta was made since.
+    /// Applies a delta to the present state. The result is a state of the tree without a name. The
+    /// present state must equal the one since which the delta was made.
     ///
     /// # Errors
     /// [`SessionError::Delta`] for one that was made since another state, or is damaged;

@@ -27,7 +27,7 @@ pub enum LeaseError {
         /// The time.
         waited: Duration,
     },
-    /// An option of the lease that its guest cannot have.
+    /// The guest does not support an option of the lease.
     #[error("the guest does not support an option of the lease")]
     Option(#[source] Cause),
     /// The guest failed before its first call, in a function that each new instance runs.
@@ -56,7 +56,7 @@ pub enum CallError {
         /// The mismatch.
         source: Cause,
     },
-    /// An option of the call that the guest cannot have.
+    /// The guest does not support an option of the call.
     #[error("the guest does not support the options of the call{}", named("of", function))]
     Option {
         /// The function.
@@ -64,9 +64,8 @@ pub enum CallError {
         /// Which option, and why not.
         source: Cause,
     },
-    /// The call ran longer than its time limit allows:
-    /// [`CallOptions::timeout`](crate::CallOptions::timeout), that of its lease, or
-    /// [`Options::timeout`](crate::Options::timeout).
+    /// The call exceeded its time limit: [`CallOptions::timeout`](crate::CallOptions::timeout),
+    /// that of its lease, or [`Options::timeout`](crate::Options::timeout).
     #[error("the call{} ran too long", named("of", function))]
     Timeout {
         /// The function.
@@ -151,12 +150,12 @@ impl CallError {
     }
 }
 
-/// A session could not be made, called or moved. Unless the error is that the session failed, the
-/// session is unchanged.
+/// A session could not be made, called or moved. The session is unchanged, unless the error is that
+/// it failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The call failed. When the guest had begun, the session has failed with it.
+    /// The call failed. If the guest had begun to run, the session has failed as well.
     #[error(transparent)]
     Call(#[from] CallError),
     /// An earlier call was cut short, so the state of the guest is unknown.
@@ -171,7 +170,7 @@ pub enum SessionError {
     /// The guest has no file tree.
     #[error("this session has no files: {0}")]
     NoFiles(&'static str),
-    /// Something about a file was refused.
+    /// An operation on a file was refused.
     #[error("{path}: {source}")]
     Files {
         /// Which.
@@ -179,8 +178,8 @@ pub enum SessionError {
         /// Why.
         source: afresh_files::Refused,
     },
-    /// A file is larger than the rest of the budget for reading it whole.
-    /// [`crate::SessionFiles::tree`] reads it in parts.
+    /// A file does not fit in the rest of the budget for whole files. [`crate::SessionFiles::tree`]
+    /// reads it in parts.
     #[error("{path}: {source}; read it in parts, or within a larger budget")]
     Budget {
         /// The file.
@@ -194,7 +193,7 @@ pub enum SessionError {
     /// A delta is damaged, or was made since another state.
     #[error("the delta cannot be applied")]
     Delta(#[from] afresh_store::TurnError),
-    /// The present state cannot be kept, or another not be reached.
+    /// The present state cannot be kept, or another state cannot be reached.
     #[error("the session's state cannot be kept or changed")]
     State(#[source] Cause),
 }
@@ -209,7 +208,7 @@ pub enum SaveError {
     /// The place cannot be written to, or the snapshot to start from cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// This guest, or this kind of guest, has no state that could be kept.
+    /// This guest, or this kind of guest, has no state that can be kept.
     #[error("this guest cannot be saved: {0}")]
     Guest(&'static str),
     /// The guest's state could not be read.

@@ -35,17 +35,17 @@ pub(crate) struct Inner {
     pub(crate) digest_base: OnceLock<DigestBase>,
 }
 
-/// The snapshot that a guest came out of.
+/// The snapshot from which a guest was opened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Origin {
-    /// Where it is, and the name it was found under.
+    /// Its place and name.
     pub reference: Reference,
     /// The snapshot.
     pub snapshot: Snapshot,
     /// Its pages, which may still be arriving.
     pub memory: SnapshotMemory,
-    /// Time from the first look at the place to a guest that can be called.
+    /// Time from the first access to the place until the guest was ready.
     pub took: Duration,
 }
 
@@ -58,11 +58,10 @@ impl std::fmt::Debug for Guest {
     }
 }
 
-/// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a
-/// Wasm module or component, a static-PIE ELF for a micro-VM, or a Linux program), a snapshot of a
-/// warm guest, in a directory, an archive or a remote, or a container's image, in a directory of
-/// the OCI layout or a registry, whose program is run as one of Linux. See [`Reference`] for how
-/// snapshots and images are named.
+/// Opens and warms the guest of `reference`. It is a file (a Wasm module or component, a static-PIE
+/// ELF for a micro-VM, or a Linux program), a snapshot of a warm guest (in a directory, an archive
+/// or a remote), or an OCI image (in an image layout or a registry), whose program runs as a Linux
+/// program. See [`Reference`] for how snapshots and images are named.
 ///
 /// # Errors
 /// [`OpenError`], with the cause and the way out.
@@ -102,9 +101,8 @@ fn is_archive(path: &Path) -> Result<bool, OpenError> {
 }
 
 impl Guest {
-    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable.
-    /// Errors refer to it by `name`. A Linux program gets the file in a separate tree, under the
-    /// last part of the name.
+    /// Makes a guest from the bytes of its file: a Wasm module or component, or an ELF executable.
+    /// Errors name it `name`. A Linux program finds its file under the last part of the name.
     ///
     /// # Errors
     /// As [`open`].
@@ -158,7 +156,7 @@ impl Guest {
         dispatch!(Backend, &self.inner.backend, guest => guest.kind())
     }
 
-    /// The snapshot that it came out of, if it did.
+    /// The snapshot from which it was opened, if any.
     #[must_use]
     pub fn origin(&self) -> Option<&Origin> {
         self.inner.origin.as_ref()
@@ -173,8 +171,8 @@ impl Guest {
         &self.inner
     }
 
-    /// An instance in the warm state, for one call or several that belong together. Dropping the
-    /// lease brings it back.
+    /// Takes an instance in the warm state, for one or several calls. Dropping the lease returns
+    /// it.
     ///
     /// # Errors
     /// [`LeaseError::Exhausted`] or [`LeaseError::Timeout`] when all instances are in use,
@@ -192,8 +190,8 @@ impl Guest {
         Lease::begin_with(self, options)
     }
 
-    /// As [`Guest::lease`], for a lease that keeps the guest: see [`OwnedLease`]. It takes some
-    /// nanoseconds more, for a count that all threads share.
+    /// As [`Guest::lease`], for a lease that owns a reference to the guest: see [`OwnedLease`]. It
+    /// takes some nanoseconds longer, for a reference count that all threads share.
     ///
     /// # Errors
     /// As [`Guest::lease`].
@@ -209,8 +207,8 @@ impl Guest {
         OwnedLease::begin_owned(self, options)
     }
 
-    /// A live guest, whose calls continue from one another, beginning in the warm state. Its
-    /// instance is made by the first call.
+    /// A live guest whose calls build on one another, starting in the warm state. The first call
+    /// makes its instance.
     ///
     /// # Errors
     /// [`SessionError::Guest`] for a component, [`SessionError::State`] for a module in fresh mode.
@@ -221,7 +219,7 @@ impl Guest {
     /// Calls a handler with bytes from the warm state, and undoes the call.
     ///
     /// # Errors
-    /// [`CallError`]; the next call starts from the warm state all the same.
+    /// [`CallError`]. The next call starts from the warm state in any case.
     #[inline]
     pub fn call<'f>(
         &self,
@@ -260,7 +258,7 @@ impl Guest {
         self.lease()?.invoke_with(call, options)
     }
 
-    /// Looks a handler of bytes up, to be called many times.
+    /// Looks up a handler of bytes, for repeated calls.
     ///
     /// # Errors
     /// [`CallError::Request`] when the guest has no such handler. For components, micro-VMs and
@@ -269,21 +267,21 @@ impl Guest {
         dispatch!(Backend, &self.inner.backend, guest => guest.find_function(name))
     }
 
-    /// Counters of its pool of instances.
+    /// Counters of the guest's pool of instances.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         dispatch!(Backend, &self.inner.backend, guest => guest.count_instances())
     }
 
-    /// The method of its resets in a word: `write-set-uffd`, say. `afresh doctor` explains it.
+    /// The name of its reset method, such as `write-set-uffd`. `afresh doctor` explains it.
     #[must_use]
     pub fn strategy(&self) -> String {
         dispatch!(Backend, &self.inner.backend, guest => guest.describe_resets())
     }
 
-    /// Whether it is a Linux program that reads no input but listens on a port: a call's input then
-    /// goes into a new connection, and the output of the connection is the answer. For a server of
-    /// HTTP both are the bytes of a message.
+    /// Whether it is a Linux program that listens on a port instead of reading input. A call then
+    /// sends its input over a new connection, and the output of the connection is the answer. For
+    /// an HTTP server both are the bytes of a message.
     #[must_use]
     pub fn listens(&self) -> bool {
         dispatch!(Backend, &self.inner.backend, guest => guest.is_listening())

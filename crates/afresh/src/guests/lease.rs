@@ -10,21 +10,21 @@ use crate::{
     OutputStream, VerifyError, describe_error,
 };
 
-/// An instance in the warm state. Calls made through one lease see one another's effects; dropping
-/// it undoes them all.
+/// An instance in the warm state. Calls of one lease see each other's effects. Dropping the lease
+/// undoes them all.
 ///
-/// It borrows its guest; an [`OwnedLease`] does not.
+/// It borrows its guest. An [`OwnedLease`] does not.
 pub struct Lease<'a> {
     pub(crate) instance: Instance<'a>,
     pub(crate) guest: LeasedGuest<'a>,
     /// Bytes of its calls.
     pub(crate) bytes: CallBytes,
-    /// How its last failed call was cut short.
+    /// The reason why its last failed call was cut short.
     failure: Option<Box<str>>,
 }
 
-/// A lease that keeps its guest: it can outlive every other handle, and can be moved to other
-/// threads and into tasks that must be `'static`. [`Guest::lease_owned`] takes one.
+/// A lease that owns a reference to its guest. It can outlive every other handle, and move to other
+/// threads and into `'static` tasks. [`Guest::lease_owned`] returns one.
 ///
 /// ```
 /// # #[cfg(feature = "wasm")]
@@ -44,13 +44,12 @@ pub struct Lease<'a> {
 /// ```
 pub type OwnedLease = Lease<'static>;
 
-/// Stops the calls of one lease from any thread: the call that runs, and those that follow until
-/// the instance is reset. A call that is stopped fails with [`CallError::Stopped`], and is cut
-/// short.
+/// Stops the calls of one lease from any thread: the running call, and further ones until the
+/// instance is reset. A stopped call fails with [`CallError::Stopped`], and is cut short.
 ///
-/// A Wasm guest notices a stop within its call only if it was opened with
+/// A running Wasm guest notices a stop only if it was opened with
 /// [`Options::interruptible`](crate::Options::interruptible) or with a watch. Other guests always
-/// do. A session is reset by a [rollback](crate::Session::rollback).
+/// notice it. A session is reset by a [rollback](crate::Session::rollback).
 pub struct StopHandle(StopCall);
 
 impl StopHandle {
@@ -163,8 +162,7 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// How a call of this lease was cut short, if one was. The state of the instance is unknown
-    /// then, until the lease is dropped.
+    /// The reason if a call of this lease was cut short. The state of the instance is then unknown.
     #[must_use]
     pub fn failed(&self) -> Option<&str> {
         let unknown = dispatch!(Instance, &self.instance, live => live.is_spoiled());
@@ -178,10 +176,10 @@ impl<'a> Lease<'a> {
         StopHandle(dispatch!(Instance, &mut self.instance, live => live.call_stopper()))
     }
 
-    /// Calls a handler that takes bytes and gives bytes.
+    /// Calls a handler that takes and returns bytes.
     ///
     /// # Errors
-    /// [`CallError`]; the effects of the call stay until the lease is dropped.
+    /// [`CallError`]. The effects of the call stay until the lease is dropped.
     #[inline]
     pub fn call<'f>(
         &mut self,
@@ -216,13 +214,13 @@ impl<'a> Lease<'a> {
         self.noted(called)
     }
 
-    /// As [`Lease::call`], but `hear` receives the output of a Linux program at once, piece by
-    /// piece, on any [`OutputStream`]. The program waits while `hear` runs, its time passes, and
-    /// `false` ends the call. While a program writes nothing, `hear` is called with no bytes, at
-    /// least every 100 ms. For other guests `hear` receives the whole answer.
+    /// As [`Lease::call`], but `hear` receives the output of a Linux program when it is written, on
+    /// each [`OutputStream`]. While `hear` runs the program waits, and its time limit continues. If
+    /// `hear` returns `false` the call ends. While a program writes nothing, `hear` is called
+    /// without bytes at least every 100 ms. For other guests `hear` receives the whole answer.
     ///
     /// # Errors
-    /// As [`Lease::call`]. The pieces so far may be half of an answer then.
+    /// As [`Lease::call`]. The received pieces may then be a part of an answer.
     pub fn call_streaming<'f>(
         &mut self,
         function: impl Into<Entry<'f>>,
@@ -259,10 +257,10 @@ impl<'a> Lease<'a> {
         self.noted(called)
     }
 
-    /// As [`Lease::call`]. `log` receives a Linux program's output that is not part of its answer,
-    /// while the program writes it: [`OutputStream::Error`], and of a program that is called
-    /// through a port [`OutputStream::Output`]. `log` must bound what it keeps. Other guests log
-    /// nothing here: see `Output::Handler` of Wasm guests.
+    /// As [`Lease::call`]. `log` receives output of a Linux program that is not part of its answer
+    /// when it is written: [`OutputStream::Error`], and also [`OutputStream::Output`] if the
+    /// program is called through a port. `log` must bound the output that it keeps. For other
+    /// guests it is not called: see `Output::Handler` of Wasm guests.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -303,8 +301,8 @@ impl<'a> Lease<'a> {
         self.noted(called)
     }
 
-    /// Time until the next event in a Linux program: zero if some process can run; `None` if all
-    /// wait for the caller, and for guests of other kinds.
+    /// Time until the next event in a Linux program: zero if a process can run, `None` if all wait
+    /// for the caller. `None` for other kinds of guests.
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
         dispatch!(Instance, &self.instance, live => live.next_event())
@@ -346,14 +344,14 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// A unique number for a run from a frozen state, if the guest has one: the same for calls that
-    /// continue from one another, another one after each reset, rollback and fork.
+    /// A unique number of the run from a frozen state, if the kind of guest has one. It changes
+    /// with each reset, rollback and fork, and not between other calls.
     pub fn generation(&mut self) -> Option<u64> {
         dispatch!(Instance, &mut self.instance, live => live.find_generation())
     }
 
-    /// Compares the instance with the warm state. For a micro-VM and a Linux program only the first
-    /// difference is counted, and a program is reset first: the comparison is with the initial
+    /// Compares the instance with the warm state. For micro-VMs and Linux programs only the first
+    /// difference is counted. A Linux program is reset first, so the comparison is with the initial
     /// state of the next call.
     ///
     /// # Errors
@@ -362,7 +360,7 @@ impl<'a> Lease<'a> {
         dispatch!(Instance, &mut self.instance, live => live.count_differences())
     }
 
-    /// Drops the instance instead of bringing it back.
+    /// Drops the instance instead of returning it to the pool.
     pub fn discard(self) {
         dispatch!(Instance, self.instance, live => live.discard_instance());
     }

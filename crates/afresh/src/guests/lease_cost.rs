@@ -5,8 +5,8 @@ use super::call_cost::{CallCost, CostMeter};
 use super::lease::Lease;
 
 impl Lease<'_> {
-    /// Measures calls that `calls` makes through this lease, also failed ones. It takes about a
-    /// microsecond.
+    /// Measures the calls that `calls` makes through this lease, also failed ones. A measurement
+    /// takes about a microsecond.
     ///
     /// ```
     /// # #[cfg(feature = "wasm")]
@@ -42,8 +42,8 @@ impl Lease<'_> {
         (result, cost)
     }
 
-    /// As [`Lease::measure`], and counts the pages that differ afterwards. That compares the pages
-    /// that calls of the guest write.
+    /// As [`Lease::measure`], and counts the pages that differ afterwards. For that it compares the
+    /// write set.
     pub fn measure_pages<T>(&mut self, calls: impl FnOnce(&mut Self) -> T) -> (T, CallCost) {
         let (result, cost) = self.measure(calls);
         let dirty_pages = dispatch!(Instance, &mut self.instance, live => live.count_dirty_pages());

@@ -12,7 +12,7 @@ use afresh_snapshot::{SnapshotId, StateHold};
 ///
 /// Its pages are kept until the mark is dropped. [`Session::diff`](crate::Session::diff) and
 /// [`Session::delta`](crate::Session::delta) find a mark by its id, and fail once a relative has
-/// dropped the state. A call that may have to be undone begins with one:
+/// dropped the state. A call that may be undone starts with a mark:
 ///
 /// ```no_run
 /// # use afresh::{Call, Session, SessionError};

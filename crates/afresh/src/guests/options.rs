@@ -18,9 +18,9 @@ pub(crate) struct GuestOptions {
 }
 
 impl Options {
-    /// Adds a call to the warm-up: the state that all of them leave is the one every later call
-    /// starts from. For Wasm guests, and for Linux programs, which get it as input; a snapshot is
-    /// warm already, a micro-VM warms itself up.
+    /// Adds a call to the warm-up. Every later call starts from the state after the warm-up. It is
+    /// for Wasm guests, and for Linux programs, which get it as input. A snapshot is warm already,
+    /// and a micro-VM warms itself up.
     pub fn warm(mut self, call: Call) -> Self {
         self.guest.warm_up.push(call);
         self
@@ -38,8 +38,8 @@ impl Options {
         self
     }
 
-    /// Maximum bytes of the memories and tables of a Wasm guest together; for a micro-VM, its
-    /// memory, 64 MiB if not set; for a Linux program, its mappings, 1 GiB if not set.
+    /// Maximum bytes of the memories and tables of a Wasm guest together, or of the mappings of a
+    /// Linux program (default: 1 GiB). For a micro-VM, the size of its memory (default: 64 MiB).
     pub fn memory(mut self, bytes: u64) -> Self {
         self.guest.memory = Some(bytes);
         self

@@ -6,9 +6,9 @@ use afresh_store::Sha256;
 use crate::{Cause, OpenError, Place, Reference};
 
 impl Reference {
-    /// The digest of the manifest that it means now, of a snapshot or an image. For an image of
-    /// several platforms it may be the digest of their index. An archive has the digest of the
-    /// whole file. Turns that are appended to a saved session do not change its digest.
+    /// The digest of the manifest, of a snapshot or an image, to which it resolves now. For an
+    /// image of several platforms it may be the digest of their index. An archive has the digest of
+    /// the whole file. Turns that are appended to a saved session do not change its digest.
     ///
     /// # Errors
     /// [`OpenError`] if there is no such name, or its place does not answer

@@ -14,7 +14,7 @@ use super::temp_dir::TempDir;
 use super::{Call, Guest, Lease, SaveError, SavePoint, SavePreparation};
 use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
 
-/// How a guest is saved.
+/// Options of saving a guest.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SaveOptions {
@@ -30,19 +30,19 @@ impl Default for SaveOptions {
 }
 
 impl SaveOptions {
-    /// Pages as they are, no working set, neither signed nor sealed.
+    /// Raw pages, no working set, neither signed nor sealed.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How pages are stored: raw ones are faster to open here, compressed ones travel well.
+    /// Encoding of the pages: raw ones open faster, compressed ones are smaller.
     pub fn encoding(mut self, encoding: Encoding) -> Self {
         self.encoding = encoding;
         self
     }
 
-    /// Adds a call to learn the working set from: its pages, starting warm, are read first when the
-    /// snapshot is opened.
+    /// Adds a call that records the working set. It starts from the warm state, and its pages are
+    /// read first when the snapshot is opened.
     pub fn record(mut self, call: Call) -> Self {
         self.record.push(call);
         self
@@ -116,8 +116,7 @@ pub struct SavedSnapshot {
     pub id: Sha256,
     /// The snapshot.
     pub snapshot: Snapshot,
-    /// The reason why no working set was recorded, though calls were given: the missing feature of
-    /// this host.
+    /// The missing feature of this host if no working set was recorded although calls were given.
     pub unrecorded: Option<&'static str>,
 }
 
@@ -237,7 +236,7 @@ pub(super) fn target(to: &Reference) -> Result<&str, ReferenceError> {
 }
 
 impl Guest {
-    /// Checks that a guest can be saved as `to`, before the work of warming one.
+    /// Checks that a guest can be saved as `to`, before one is warmed.
     ///
     /// # Errors
     /// [`SaveError::Reference`], and [`SaveError::Write`] for a file that is no snapshot.
@@ -252,9 +251,9 @@ impl Guest {
         }
     }
 
-    /// Saves the warm state as a snapshot: another process or machine opens it and continues from
-    /// there, without the guest's own file. A directory is made if it is missing. Any meaning of
-    /// the name is replaced. A file is replaced if it is a snapshot, and no other file is.
+    /// Saves the warm state as a snapshot, which opens without the guest's own file. A missing
+    /// directory is made. The name is replaced if it exists. An existing file is replaced only if
+    /// it is a snapshot.
     ///
     /// # Errors
     /// [`SaveError`]; the name is unchanged then.
@@ -270,9 +269,9 @@ impl Guest {
 }
 
 impl Lease<'_> {
-    /// Saves the present state, including changes by the calls of this lease: a fork of the guest.
-    /// In the directory of the snapshot that the guest came out of, only changes are stored. The
-    /// guest stops until it is saved.
+    /// Saves the present state, including changes by the calls of this lease. In the directory of
+    /// the snapshot from which the guest was opened, only changes are stored. The guest stops until
+    /// it is saved.
     ///
     /// # Errors
     /// As [`Guest::save`].

@@ -13,9 +13,8 @@ use super::save::Parent;
 use super::{Guest, Lease, SaveError, SaveOptions, SavedSnapshot, Session};
 use crate::{Cause, Place, Reference};
 
-/// The work of a save point that is done while the guest runs, in any thread. Written pages are
-/// protected again: a system call of a host function that writes to guest memory may fail with
-/// `EFAULT`.
+/// The part of a save point that runs beside the guest, in any thread. Written pages are protected
+/// again: a system call of a host function that writes to guest memory may fail with `EFAULT`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,8 +35,8 @@ impl SavePreparation {
         Self(work)
     }
 
-    /// Does the work: a system call for each run of pages that the guest has written to. Ends early
-    /// when the save point is taken, or the guest goes to another state. Work that fails or is
+    /// Does the work: a system call for each run of pages that the guest has written. It ends early
+    /// if the save point is taken, or the guest moves to another state. Work that fails or is
     /// dropped is done when the save point is taken.
     pub fn run(&self) {
         for memory in &self.0 {
@@ -54,7 +53,7 @@ impl SavePreparation {
 
 /// The state of a guest at one moment. It does not borrow the guest: another thread can save it.
 ///
-/// It holds the pages that the guest has written to since it was warm.
+/// It holds the pages that the guest has written since the warm state.
 #[must_use]
 pub struct SavePoint {
     frozen: Box<dyn FrozenGuest>,
@@ -72,10 +71,9 @@ impl SavePoint {
         Self { frozen, guest }
     }
 
-    /// Saves it as a snapshot, as [`Lease::save`] does with the present state.
+    /// Saves it as a snapshot, as [`Lease::save`] saves the present state.
     ///
-    /// A session that saves turns under the same name does not learn of it, and refuses its next
-    /// turn.
+    /// A session that saves turns under the same name is not notified, and refuses its next turn.
     ///
     /// # Errors
     /// As [`Guest::save`].

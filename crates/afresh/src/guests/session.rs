@@ -66,7 +66,7 @@ pub(crate) enum State {
     Failed(String),
 }
 
-/// A live guest whose calls see one another's effects, and that can return to any of its states.
+/// A live guest whose calls see each other's effects, and that can return to any of its states.
 ///
 /// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on
 /// one session do not compile. Relatives are separate sessions: each can run in a separate thread.
@@ -132,7 +132,7 @@ fn nearest_checkpoint(all: &[SnapshotInfo], id: SnapshotId) -> Option<SnapshotId
     at.map(|state| state.id)
 }
 
-/// How a call was cut short, if `error` is that of one which had begun.
+/// The reason why a call was cut short, if `error` is that of a call that had begun.
 fn cut_short(error: &dyn Any) -> Option<String> {
     let call = match error.downcast_ref() {
         Some(SessionError::Call(error)) => Some(error),
@@ -172,8 +172,8 @@ impl Session {
         Err(SessionError::Failed { why })
     }
 
-    /// Why the session refuses calls, if it does: its last call was cut short. It can be rolled
-    /// back.
+    /// The reason if the session refuses calls, because its last call was cut short. It can be
+    /// rolled back.
     #[must_use]
     pub fn failed(&self) -> Option<String> {
         match self.check() {
@@ -185,8 +185,8 @@ impl Session {
     /// Uses the instance through a lease, for typed calls, memory and host state. Its effects stay.
     ///
     /// `run` may fail with any error that a [`SessionError`] converts into. If it fails and a call
-    /// through the lease was cut short, or its error is that of a call which had begun, the session
-    /// has failed. Other errors leave it as it is.
+    /// through the lease was cut short, or if its error is that of a call that had begun, the
+    /// session has failed. Other errors do not change it.
     ///
     /// ```
     /// # #[cfg(feature = "wasm")]
@@ -249,10 +249,10 @@ impl Session {
     }
 
     /// Bytes of memory that the processes of a Linux program have written since the state that the
-    /// session stands on: no state of [`Session::tree`] has them yet. A page of that state that was
-    /// written again counts, because it is a copy. Shared memory does not count, and files are in
-    /// [`Session::file_memory`]. 0 for other kinds of guests. The cost is one read of `/proc` for
-    /// each process of the program.
+    /// session stands on, which no state of [`Session::tree`] has yet. A page of that state that
+    /// was written again counts, because it is a copy. Shared memory does not count, and files are
+    /// in [`Session::file_memory`]. 0 for other kinds of guests. The cost is one read of `/proc`
+    /// for each process of the program.
     #[must_use]
     pub fn written_memory(&self) -> u64 {
         self.backend.written_memory()
@@ -279,7 +279,7 @@ impl Session {
         self.backend.unshared_files(self.find(one.into())?, other)
     }
 
-    /// Calls a handler that takes bytes and gives bytes.
+    /// Calls a handler that takes and returns bytes.
     ///
     /// # Errors
     /// [`SessionError::Call`], [`SessionError::Failed`].
@@ -326,8 +326,8 @@ impl Session {
         self.with(|lease| Ok(lease.invoke_with(call, options)?))
     }
 
-    /// Freezes the present state, as a child of the one that the session stands on, and stands on
-    /// it from then on. The cost follows the writes since that one. Names need not be unique.
+    /// Freezes the present state as a child of the one that the session stands on, and stands on
+    /// the new state. The cost follows the writes since the last one. Names need not be unique.
     ///
     /// # Errors
     /// [`SessionError::State`] when the state cannot be kept: the guest has files open, or holds
@@ -337,9 +337,9 @@ impl Session {
         self.backend.checkpoint(name.into())
     }
 
-    /// Goes to any state of the tree: back, forward or across, also after the session failed. State
-    /// that was not frozen is lost. The cost follows the differences and the writes. An instance
-    /// that cannot be relied on, or not be brought there in place, is replaced by a new one.
+    /// Moves to any state of the tree, also after the session failed. State that was not frozen is
+    /// lost. The cost follows the differences and the writes. An instance in an unknown state, or
+    /// that cannot be moved in place, is replaced by a new one.
     ///
     /// # Errors
     /// [`SessionError::Tree`], with nothing changed. [`SessionError::State`] when a new instance
@@ -415,7 +415,7 @@ impl Session {
         self.backend.diff_files(one, two)
     }
 
-    /// The session's files, to be read and written from outside, between two calls.
+    /// The session's files, for reads and writes between two calls.
     ///
     /// # Errors
     /// [`SessionError::NoFiles`] for a guest without a file tree
@@ -426,7 +426,7 @@ impl Session {
     }
 
     /// Drops a checkpoint: its children become its parent's, and the pages that no other state
-    /// shares are freed. Sessions that stand on it are not disturbed.
+    /// shares are freed. Sessions that stand on it are not affected.
     ///
     /// # Errors
     /// [`SessionError::Tree`].
@@ -438,7 +438,7 @@ impl Session {
         self.backend.drop_snapshot(id)
     }
 
-    /// Every state of the tree that this session and its relatives share, oldest first; the first
+    /// Every state of the tree that this session and its relatives share, oldest first. The first
     /// is the guest's warm state, unless it was dropped.
     #[must_use]
     pub fn tree(&self) -> Vec<SnapshotInfo> {
@@ -478,14 +478,14 @@ impl Session {
         self.backend.nearest_state().unwrap_or_else(|| self.backend.at())
     }
 
-    /// The guest it is a session of.
+    /// The guest of this session.
     #[must_use]
     pub fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// The state that `text` means to a user: by its id, as [`Session::tree`] lists it, or else by
-    /// its name, as [`Checkpoint::Name`].
+    /// Finds a state by its id, as [`Session::tree`] lists it, or else by its name, as
+    /// [`Checkpoint::Name`].
     ///
     /// # Errors
     /// [`SessionError::Tree`].
@@ -502,11 +502,11 @@ impl Session {
         }
     }
 
-    /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the
-    /// directory of the snapshot that the guest came out of, only changes are stored.
+    /// Saves the present state as a snapshot for [`open`](crate::open). In the directory of the
+    /// snapshot from which the guest was opened, only changes are stored.
     ///
-    /// It replaces any meaning of the name, also turns of another session.
-    /// [`Session::save_turn`] replaces no save of another writer.
+    /// It replaces the name if it exists, also turns of another session. [`Session::save_turn`]
+    /// replaces no save of another writer.
     ///
     /// # Errors
     /// As [`Lease::save`], and [`SaveError::Freeze`] for a session that failed.

@@ -17,7 +17,7 @@ const MAX_READ: usize = 1 << 30;
 /// The budget of all reads that name none.
 static READS: LazyLock<MemoryBudget> = LazyLock::new(|| MemoryBudget::new("file reads", MAX_READ));
 
-/// All bytes of a file, charged to a budget until they are dropped.
+/// The content of a file, charged to a budget until it is dropped.
 #[derive(Debug)]
 pub struct FileContent {
     bytes: Vec<u8>,
@@ -25,7 +25,7 @@ pub struct FileContent {
 }
 
 impl FileContent {
-    /// The bytes alone. Their charge ends.
+    /// The bytes, without their charge.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
@@ -80,16 +80,15 @@ impl<'a> SessionFiles<'a> {
         Self { owner }
     }
 
-    /// The tree as it is now. A copy costs nothing, and never changes.
+    /// The present tree. A copy costs nothing, and never changes.
     #[must_use]
     pub fn tree(&self) -> Tree {
         self.owner.present_tree()
     }
 
-    /// All bytes of a file. All reads of the process together have a GiB while they run;
-    /// [`SessionFiles::read_within`] takes another budget. A file that is mostly holes is read in
-    /// parts, from [`SessionFiles::tree`]: the memory for the result follows the bytes that the
-    /// file stores.
+    /// Reads a whole file. All reads of the process together may take 1 GiB while they run.
+    /// [`SessionFiles::read_within`] takes another budget. Read a file that is mostly holes in
+    /// parts, from [`SessionFiles::tree`], so that the memory follows its stored bytes.
     ///
     /// # Errors
     /// [`SessionError::Files`] and [`SessionError::Budget`], before memory is allocated for the
@@ -132,7 +131,7 @@ impl<'a> SessionFiles<'a> {
         self.tree().list_path(path).map_err(refused(path))
     }
 
-    /// Writes a whole file, with the directories above it that are missing.
+    /// Writes a whole file, and makes missing directories above it.
     ///
     /// # Errors
     /// [`SessionError::Files`], with nothing changed.
@@ -141,7 +140,7 @@ impl<'a> SessionFiles<'a> {
         self.change(path, |tree| tree.write_path(path, bytes, Time::now()).map(drop))
     }
 
-    /// Makes a directory, with those above it that are missing.
+    /// Makes a directory, and missing ones above it.
     ///
     /// # Errors
     /// [`SessionError::Files`].

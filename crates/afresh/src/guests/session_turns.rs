@@ -34,11 +34,11 @@ const MOST_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SavedTurn {
-    /// The snapshot that the turn follows on, in the place it was saved to.
+    /// The snapshot before the turn, in the place of the save.
     pub id: Sha256,
-    /// Turns that follow on the snapshot now; none when it is the session itself.
+    /// Turns after the snapshot; 0 if the snapshot is the present state.
     pub turns: usize,
-    /// Bytes that the turn took. 0 if the session was saved whole.
+    /// Bytes of the turn. 0 if the session was saved whole.
     pub bytes: u64,
     /// Pages that the turn changed.
     pub pages: usize,
@@ -183,15 +183,15 @@ impl dyn FrozenGuest + '_ {
 }
 
 impl Session {
-    /// Saves the session's changes since it was last saved there, which may be never:
-    /// [`open`](crate::open) opens the name as the session is now. The first time in a directory
-    /// takes a snapshot, unless the session's guest came out of one there; from then on the cost of
-    /// a turn follows its changes, in bytes and in time, plus one write to disk.
+    /// Saves the session's changes since its last save there. [`open`](crate::open) then opens the
+    /// present state by the name. The first save in a directory is a snapshot, unless the session's
+    /// guest was opened from one there. After that the cost of a turn follows its changes, in bytes
+    /// and in time, plus one write to disk.
     ///
-    /// The state becomes one of the tree, without a name; the next turn drops it again.
+    /// The state becomes one of the tree, without a name, until the next turn.
     ///
-    /// So it does in an object store, where a turn is one request. Elsewhere (a registry, an
-    /// archive) the session is saved whole, as by [`Session::save`].
+    /// The same holds in an object store, where a turn is one request. In a registry or an archive
+    /// the session is saved whole, as by [`Session::save`].
     ///
     /// # Errors
     /// As [`Session::save`]. [`SaveError::Write`] also when another session was saved under the

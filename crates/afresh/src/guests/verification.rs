@@ -8,38 +8,38 @@ use std::collections::BTreeSet;
 pub struct Verification {
     /// Calls made.
     pub calls: u64,
-    /// Calls that failed. A guest that traps is an answer like another.
+    /// Calls that failed. A trap counts as an answer.
     pub failed_calls: u64,
     /// Bytes of memory that differed from the warm state before a call.
     pub bytes_differ: usize,
-    /// Globals, tables, segments or registers that did.
+    /// Globals, tables, segments or registers that differed.
     pub items_differ: usize,
     /// Answers that differed from those of an instance that had never run anything.
     pub answers_differ: u64,
-    /// The most bytes that a call changed; `None` for a kind of guest that does not count them.
+    /// Maximum bytes that a call changed; `None` for kinds of guests that do not count them.
     pub most_bytes_changed: Option<usize>,
-    /// How clones stand to randomness, where that was tried.
+    /// Randomness of clones, if it was tested.
     pub clones: Option<CloneRandomness>,
-    /// Values of the answer that change from call to call in one clone, and are the same in
-    /// another: each may be a random number that every clone draws. The first hundred.
+    /// Up to 100 values of the answer that change from call to call in one clone and are equal in
+    /// another. Each may be a random number that every clone draws.
     pub repeating: Vec<String>,
-    /// Differences outside memory, each once.
+    /// Differences outside memory, without repetitions.
     pub items: BTreeSet<String>,
     /// Parts that were not compared, with the reason.
     pub unseen: BTreeSet<&'static str>,
-    /// How the first call that failed did.
+    /// The error of the first failed call.
     pub failure: Option<String>,
 }
 
 impl Verification {
-    /// Whether every call started from the warm state. Means nothing where
+    /// Whether every call started from the warm state. It is meaningless if
     /// [`Verification::proves_nothing`].
     #[must_use]
     pub fn is_pristine(&self) -> bool {
         self.bytes_differ == 0 && self.items_differ == 0
     }
 
-    /// Why it proves nothing, if no call succeeded.
+    /// The reason if the verification proves nothing, because no call succeeded.
     #[must_use]
     pub fn proves_nothing(&self) -> Option<String> {
         match &self.failure {
@@ -75,7 +75,7 @@ impl Verification {
     }
 }
 
-/// How clones of one warm state stand to randomness: the same call twice in one clone, and once in
+/// Randomness of clones of one warm state, from the same call twice in one clone and once in
 /// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -21,7 +21,7 @@ fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
 
 impl Guest {
     /// Makes `call` `calls` times. Each answer is compared with that of an instance that has never
-    /// run, or with the first answer where the kind of guest has no such instance. `progress` is
+    /// run, or with the first answer if the kind of guest has no such instance. `progress` is
     /// called after each call.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ use crate::log::{Level, Log};
 use crate::output::{Format, say};
 use afresh::{LATEST, Reference};
 
-/// How long one wait takes before a signal is noticed.
+/// Maximum time of one wait before a signal is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Name that a service manager gives the control socket.

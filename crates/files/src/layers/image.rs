@@ -25,7 +25,7 @@ use crate::layers::tar::{self, ImageRoom};
 
 /// Indexes that may name indexes.
 const DEPTH: usize = 4;
-/// How an image's program is started.
+/// The start configuration of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OciConfig {
@@ -148,7 +148,7 @@ impl OciImage {
         &self.layer
     }
 
-    /// How its program is started.
+    /// The start configuration of its program.
     #[must_use]
     pub fn config(&self) -> &OciConfig {
         &self.config

@@ -15,7 +15,7 @@ const LINKS: usize = 40;
 /// Bytes in the target of a link that take a step to read.
 const BYTES_PER_STEP: u64 = 16;
 
-/// How a path is followed.
+/// Options of following a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Walk {

@@ -534,7 +534,7 @@ impl Tree {
         self.held.get(&node).is_some()
     }
 
-    /// How often a file is held.
+    /// Number of holders of a file.
     #[must_use]
     pub fn hold_count(&self, node: Node) -> u64 {
         self.held.get(&node).map_or(0, |held| u64::from(held.count))

@@ -11,8 +11,8 @@ use crate::platform::{Continuation, PlatformError};
 use crate::subprocess::Subprocess;
 
 impl Instance {
-    /// Brings the guest back and compares all of it with the state that it stands on: every byte,
-    /// the kernel's list of mappings, registers, descriptors, files. Returns the bytes that were
+    /// Resets the guest and compares all of it with the state that it stands on: every byte, the
+    /// kernel's list of mappings, registers, descriptors, files. Returns the bytes that were
     /// compared.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ impl Instance {
         }
     }
 
-    /// Writes no more to a connection; with `both` it is closed.
+    /// Closes a connection for writing, or with `both` for reading as well.
     ///
     /// # Errors
     /// As [`Instance::change_files`].

@@ -6,8 +6,8 @@ use crate::sentry::MAX_RESERVED;
 
 impl Instance {
     /// Sets the memory limit of the program in its present state, as
-    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that it has mapped already
-    /// stays, even where that is more. A reset or a switch brings the limit of its state back.
+    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that is already mapped
+    /// stays, also beyond the limit. A reset or a switch restores the limit of its state.
     ///
     /// # Errors
     /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.

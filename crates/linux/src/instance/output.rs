@@ -19,7 +19,7 @@ impl Instance {
         self.limits.time
     }
 
-    /// Sets the time limit of the following calls. The state of the program does not have it.
+    /// Sets the time limit of further calls. It is not part of the program's state.
     pub fn set_time_limit(&mut self, limit: Duration) {
         self.limits.time = limit;
     }
@@ -31,8 +31,8 @@ impl Instance {
     }
 
     /// Sets the CPU time limit of the following calls: that of all processes of the program, and of
-    /// the thread that serves their system calls. Waits do not count. The state of the program does
-    /// not have it.
+    /// the thread that serves their system calls. Waits do not count. It is not part of the
+    /// program's state.
     pub fn set_cpu_time_limit(&mut self, limit: Option<Duration>) {
         self.limits.cpu_time = limit;
     }
@@ -45,8 +45,9 @@ impl Instance {
 
     /// As [`Instance::call`]. `log` receives output that is not part of the answer when the program
     /// writes it: its standard error, and the standard output of a program that is called through a
-    /// port. The program waits while `log` runs. `log` must bound what it keeps, as no limit of the
-    /// call counts it. If the call is repeated in a new process, its output is logged again.
+    /// port. The program waits while `log` runs. `log` must bound the output that it keeps, because
+    /// no limit of the call counts it. If the call is repeated in a new process, its output is
+    /// logged again.
     ///
     /// # Errors
     /// As [`Instance::call`].

@@ -90,8 +90,8 @@ impl Instance {
 }
 
 impl Warm {
-    /// An instance in this state, as [`Warm::instance`] makes it, in the processes of one of this
-    /// program that has ended ([`Instance::into_spare`]). Those of another program end.
+    /// An instance in this state, like [`Warm::instance`], in the processes of an ended instance of
+    /// this program ([`Instance::into_spare`]). Processes of another program are ended.
     #[must_use]
     pub fn instance_in(&self, spare: SpareProcess) -> Instance {
         let mut instance = self.instance();

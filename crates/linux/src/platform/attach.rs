@@ -15,7 +15,7 @@ use super::stub::STUB_TIMEOUT;
 use super::write_tracker::WriteTracker;
 use super::{PlatformError, arch, stub};
 
-/// How often the process is looked for without a pause.
+/// Number of attempts to find the process without a pause.
 const MAX_SPINS: u32 = 100;
 
 /// Descriptors that a process has made while it booted.

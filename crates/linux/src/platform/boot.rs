@@ -1,4 +1,4 @@
-//! How a process becomes a guest's: the calls it makes before anything of the guest is in it.
+//! The boot of a guest process: the calls that it makes before it has memory of the guest.
 //!
 //! Only these are not inspected, and the last of them installs the filter. Most are made once, by
 //! the zygote ([`super::zygote`]): its children lack the rights that it has dropped. Before the

@@ -11,7 +11,7 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use super::PlatformError;
 use super::process::Process;
 
-/// How long a process that has lost its memory may take to end.
+/// Time limit for the end of a process that has lost its memory.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
 /// The bit of a status that `wait(2)` returns for a core dump.
 const CORE_DUMPED: i32 = 0x80;

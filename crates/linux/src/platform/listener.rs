@@ -47,7 +47,7 @@ impl SeccompNotification {
 pub(crate) enum Answer {
     /// This value, or an error if it is a negative error number.
     Value(i64),
-    /// It is made once more, after the signal that waits for the process.
+    /// It is repeated, after the signal that waits for the process.
     Again,
     /// It is made. Only for calls whose arguments the sentry chose, or has checked and put into
     /// effect in the layout: they are in the kernel, and the one thread that could change them

@@ -41,8 +41,8 @@ pub(crate) use detach::is_taken_for_restart;
 pub(crate) use inside::{AttributeAnswer, DescriptorAnswers};
 use receipts::{ExpectedReceipt, ReceiptSource};
 
-/// How long the sentry sleeps until a process has booted. Afterwards it looks again and again, also
-/// whether the process has ended.
+/// Time for which the sentry sleeps until a process has booted. Afterwards it looks again and
+/// again, also whether the process has ended.
 const BOOT_WAIT: Duration = Duration::from_millis(20);
 
 /// A system call of the guest.

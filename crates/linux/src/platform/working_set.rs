@@ -72,7 +72,7 @@ impl WorkingSetRecord {
         self.runs += 1;
     }
 
-    /// Forgets all pages, for good.
+    /// Forgets all pages permanently.
     pub(super) fn abandon(&mut self) {
         *self = Self { runs: RECORDED_RUNS, common: WorkingSet::default() };
     }

@@ -8,17 +8,17 @@ use crate::error::{Incompatible, WarmError};
 use crate::trust;
 
 impl Program {
-    /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback
-    /// and fork closes its connections, and so does the end of the warm-up. With a
-    /// [`Rule`](crate::Rule), each HTTP request is checked; the guest trusts the rule's authority
-    /// through its bundles of certificates, and the environment names them.
+    /// Allows TCP connections to a server outside. The default is none. Every reset, rollback and
+    /// fork, and the end of the warm-up, closes connections. With a [`Rule`](crate::Rule), each
+    /// HTTP request is checked. The guest's bundles of certificates have the rule's authority, and
+    /// its environment names them.
     #[must_use]
     pub fn reach(mut self, grant: impl Into<NetGrant>) -> Self {
         self.reaches.push(grant.into());
         self
     }
 
-    /// Logs its connections there, unless the caller of a run has another log.
+    /// Logs connections to `log`, unless the caller of a run has another log.
     #[must_use]
     pub fn log_connections(mut self, log: ConnectionLog) -> Self {
         self.connections = Some(log);

@@ -9,15 +9,16 @@ use crate::error::WarmError;
 use crate::sentry;
 
 impl Program {
-    /// As [`Program::directory`], but a directory that is missing is made, which is empty except
-    /// for the granted files below it.
+    /// As [`Program::directory`], but makes a missing directory, which is empty except for granted
+    /// files below it.
     #[must_use]
     pub fn make_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.makes_directory = true;
         self.directory(path)
     }
 
-    /// As [`Program::make_directory`], but the program starts in `/` where it cannot be made.
+    /// As [`Program::make_directory`], but the program starts in `/` if the directory cannot be
+    /// made.
     #[must_use]
     pub fn prefer_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.prefers_directory = true;

@@ -65,7 +65,7 @@ pub(in crate::sentry) struct AttributePrefetch {
 }
 
 impl AttributePrefetch {
-    /// How many files the next list has, after a lookup of `name`.
+    /// Number of files of the next list, after a lookup of `name`.
     fn plan(&mut self, directory: Node, name: &[u8]) -> usize {
         let follows = self
             .last
@@ -88,7 +88,7 @@ impl AttributePrefetch {
         if follows { MIN_FILES } else { 0 }
     }
 
-    /// How many files the process was given.
+    /// Number of files that the process was given.
     pub(in crate::sentry) fn count(&self) -> usize {
         self.given
     }

@@ -2,8 +2,8 @@
 //!
 //! Promises: a call whose length the guest chooses looks at least once every [`STEPS_PER_LOOK`]
 //! steps whether it has to end: at its deadline, where its caller stops it, and where a signal ends
-//! the guest. Its thread then waits in the call, which is made once more if the guest continues.
-//! May break it: a loop over objects of a guest that counts no steps.
+//! the guest. Its thread then waits in the call, which is repeated if the guest continues. May
+//! break it: a loop over objects of a guest that counts no steps.
 
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ impl Sentry {
         is_late || self.is_ended_by_signal() || !self.is_wanted()
     }
 
-    /// As [`Sentry::is_spent`], for calls that can be made once more from their start.
+    /// As [`Sentry::is_spent`], for calls that can be repeated from their start.
     pub(in crate::sentry) fn spend(&mut self, steps: usize) -> SyscallResult<()> {
         if self.is_spent(steps) { Err(SyscallError::Paused) } else { Ok(()) }
     }

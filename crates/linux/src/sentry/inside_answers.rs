@@ -1,10 +1,10 @@
-//! Answers to calls inside the process of a guest: what is given before it runs, and what is taken
-//! over when it stops.
+//! Answers to calls inside the process of a guest: data that it gets before it runs, and changes
+//! that the sentry takes over when it stops.
 //!
-//! The truth is in [`Kernel`](crate::sentry::Kernel). The process has a copy of some answers, and
-//! only while it runs. Each event closes that copy first and takes over what calls have changed:
-//! offsets, and which descriptors are closed. So the sentry serves a call, a fault or an interrupt
-//! after all calls before it.
+//! [`Kernel`](crate::sentry::Kernel) has the state. The process has a copy of some answers while it
+//! runs. Each event closes that copy first and takes over what calls have changed: offsets, and
+//! which descriptors are closed. So the sentry serves a call, a fault or an interrupt after all
+//! calls before it.
 //!
 //! The window has the bytes of the file that was opened last, if it is an unchanged host file that
 //! fits. They count while the host has the same file, and no guest watches reads. A process that

@@ -19,7 +19,7 @@ pub(crate) enum SyscallControl {
     Value(u64),
     /// The memory changes, then it returns this.
     Memory(u64, Change),
-    /// Its thread waits; then it is made once more.
+    /// Its thread waits; then it is repeated.
     Wait(Wait),
     /// It returns 0 after other threads have run.
     Yield,
@@ -46,7 +46,7 @@ pub(crate) enum SyscallControl {
 pub(crate) enum SyscallError {
     /// The guest sees this error.
     Errno(Errno),
-    /// Its thread waits, and it is made once more if the guest continues: it has to end now.
+    /// Its thread waits, and it is repeated if the guest continues: it has to end now.
     Paused,
     /// The guest cannot continue.
     Broken(PlatformError),

@@ -1,8 +1,8 @@
 //! Registers and memory of a stopped thread, for its tracer. The thread is the current one, in the
 //! stub.
 //!
-//! A waiting call has its number where the result goes, so that it can be made once more. The
-//! tracer sees the number apart, as in Linux, and the result of an interrupted call.
+//! A waiting call has its number where the result goes, so that it can be repeated. The tracer sees
+//! the number apart, as in Linux, and the result of an interrupted call.
 
 use std::ops::Range;
 
@@ -74,7 +74,7 @@ impl Sentry {
             return Ok(());
         }
         if waits {
-            // The call is not made once more.
+            // The call is not repeated.
             self.end_wait();
             self.unmask();
             if let Some(trace) = self.change().own_trace_mut() {

@@ -93,7 +93,7 @@ impl Pack {
     }
 }
 
-/// How the memory of a backing is given back.
+/// The method of releasing the memory of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
     /// With the last image that refers to any page of it.
@@ -113,7 +113,7 @@ enum Store {
     Borrowed(Arc<dyn FileOwner>),
 }
 
-/// How a backing is filled.
+/// The method of filling a backing.
 pub(super) struct FillState {
     pub(super) filler: Arc<dyn Filler>,
     pub(super) arrived: Arc<ArrivedPages>,

@@ -34,9 +34,9 @@ impl Walk<'_> {
 }
 
 impl Image {
-    /// The pages in which `other` may differ from this image, in order. Pages that both store in
-    /// the same place, or that neither stores, are equal; all others are listed, even where their
-    /// bytes happen to be equal. Costs time in proportion to the number of extents, not of pages.
+    /// The pages in which `other` may differ from this image, in order. Pages that both images
+    /// store in the same place, or that neither stores, are equal. All others are listed, even if
+    /// their bytes are equal. Costs time in proportion to the number of extents, not of pages.
     #[must_use]
     pub fn differing(&self, other: &Image) -> Vec<PageRange> {
         let end = self.pages().max(other.pages());
@@ -56,8 +56,8 @@ impl Image {
         runs
     }
 
-    /// The pages in which `other` differs from this image, in order. Reads the pages that are not
-    /// stored in the same place, and no others.
+    /// The pages in which `other` differs from this image, in order. It reads only pages that are
+    /// not stored in the same place.
     ///
     /// # Errors
     /// As [`Image::resolve`], for the pages that are read.

@@ -56,10 +56,10 @@ impl ImageFile {
         self.shares_file(other) && self.first() == other.first() && self.pages() == other.pages()
     }
 
-    /// Waits until all of it is in place, the zeros between its pages included.
+    /// Waits until the whole run is in place, including zeros between its pages.
     ///
     /// # Errors
-    /// [`ImageError::Filler`] with the cause when it will never be.
+    /// [`ImageError::Filler`] with the cause when a page is lost.
     pub fn resolve(&self) -> Result<(), ImageError> {
         self.extent.backing.resolve(PageRange::new(self.extent.at, self.extent.range.len))
     }

@@ -2,8 +2,7 @@
 
 use afresh_sys::PageRange;
 
-/// Fetches the content of a lazily filled image and puts it in place, through the inserter it was
-/// made with.
+/// Fetches the content of a lazily filled image and puts it in place, through its inserter.
 ///
 /// Pages are counted as in the image. Its answer is not trusted: the inserter knows whether a page
 /// is in place.

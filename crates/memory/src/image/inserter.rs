@@ -108,10 +108,10 @@ impl Inserter {
         self.arrived.has(page)
     }
 
-    /// Puts `content`, whole pages, in place from page `first` on. Each page is put once. May be
-    /// called in a signal handler.
+    /// Puts the whole pages `content` in place from page `first` on. Each page is put once. It may
+    /// be called in a signal handler.
     ///
-    /// The content is visible afterwards, so it must be checked before.
+    /// The content is visible afterwards, so check it first.
     ///
     /// # Errors
     /// `EEXIST` for a page that is already present, `EINVAL` for pages outside the image or parts
@@ -139,7 +139,7 @@ impl Inserter {
     }
 
     /// Moves the content of huge page `number` to a folio of 2 MiB. All of its pages must be in
-    /// place. Accesses to them wait meanwhile.
+    /// place. Accesses to them wait during the move.
     ///
     /// # Errors
     /// `EAGAIN` where a page has not arrived or is in use. `EINVAL` where the kernel makes no such

@@ -53,8 +53,8 @@ impl Image {
         })
     }
 
-    /// An image that keeps the pages `ranges` of this one at their positions, in any order; all
-    /// others are zero in it.
+    /// An image with the pages `ranges` of this one at the same positions. All other pages are
+    /// zero. The ranges may be in any order.
     #[must_use]
     pub fn restricted_to(&self, ranges: &[PageRange]) -> Image {
         let mut ranges = ranges.to_vec();

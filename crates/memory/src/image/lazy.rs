@@ -5,9 +5,9 @@
 //! of the image shares the arrived pages, and once all have arrived, the image is like any other.
 //!
 //! Promises: no page is read before its whole content is in place (see [`Inserter`]). When the
-//! filler fails, the image has failed for good: slots close their memory and refuse use, and every
-//! error names the cause. Where the host has no way to put pages in place under running guests,
-//! slots wait for all of them ([`Image::fills_first`]).
+//! filler fails, the image has failed permanently: slots close their memory and refuse use, and
+//! every error names the cause. Where the host has no way to put pages in place under running
+//! guests, slots wait for all of them ([`Image::fills_first`]).
 
 use std::sync::Arc;
 
@@ -64,14 +64,14 @@ impl Image {
         self.inner.extents.iter().all(|extent| extent.backing.is_complete())
     }
 
-    /// Whether slots wait until all content is in place, because nothing here can put pages in
+    /// Whether slots wait until all content is in place, because this host cannot put pages in
     /// place under running guests.
     #[must_use]
     pub fn fills_first(&self) -> bool {
         self.inner.extents.iter().any(|extent| extent.backing.fills_first())
     }
 
-    /// Why some of the content will never arrive, if that is so.
+    /// The reason if a part of the content is lost.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         self.inner.extents.iter().find_map(|extent| extent.backing.failure())
@@ -80,7 +80,7 @@ impl Image {
     /// Waits until `pages` are in place.
     ///
     /// # Errors
-    /// [`ImageError::Filler`] with the cause when they will never be.
+    /// [`ImageError::Filler`] with the cause when a page is lost.
     pub fn resolve(&self, pages: PageRange) -> Result<(), ImageError> {
         self.resolve_all(&[pages])
     }

@@ -14,7 +14,7 @@ const NONE: usize = usize::MAX;
 /// A page was lost, and it is not known which.
 const UNKNOWN: usize = usize::MAX - 1;
 
-/// Whether a slot has lost a page. It stays so for the life of the slot.
+/// Whether a slot has lost a page. That is permanent for the slot.
 #[derive(Debug)]
 pub struct PageLoss {
     /// The first lost page, or one of the constants above.

@@ -16,12 +16,11 @@ impl Slot {
         if fits || len == 0 { Ok(()) } else { Err(outside) }
     }
 
-    /// Copies bytes of one region out of the slot. In a slot whose image is filled lazily it waits
-    /// for them.
+    /// Copies bytes of one region out of the slot. If the image is filled lazily, it waits for
+    /// them.
     ///
     /// # Errors
-    /// [`SlotError::OutOfBounds`], [`SlotError::Image`] when bytes will never be there, or a
-    /// quarantined slot.
+    /// [`SlotError::OutOfBounds`], [`SlotError::Image`] when bytes are lost, or a quarantined slot.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), SlotError> {
         self.check()?;
         self.check_bytes(offset, out.len())?;
@@ -32,8 +31,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Copies bytes into the slot, like a write of the guest: noticed, and undone by the next
-    /// reset.
+    /// Copies bytes into the slot, like a write of the guest: it is tracked, and the next reset
+    /// undoes it.
     ///
     /// # Errors
     /// As [`Slot::read`].
@@ -47,12 +46,11 @@ impl Slot {
         Ok(())
     }
 
-    /// Waits until the bytes are in place, in a slot whose image is filled lazily, so that a system
-    /// call may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
+    /// Waits until the bytes of a lazily filled image are in place, so that a system call may touch
+    /// them. For other images it is cheap. Bytes outside the slot are ignored.
     ///
     /// # Errors
-    /// [`SlotError::Image`] when they will never be, or the slot has lost others; a quarantined
-    /// slot.
+    /// [`SlotError::Image`] when they are lost, or the slot has lost others; a quarantined slot.
     pub fn fetch(&self, offset: usize, len: usize) -> Result<(), SlotError> {
         if self.state.filling().is_some() {
             // Pages that other slots have lost are no concern of this one.
@@ -70,7 +68,7 @@ impl Slot {
 
     /// Makes a range writable without a fault, so that a system call may write it under every
     /// tracker. The next reset restores it. [`Slot::prepare_freeze`] and [`Slot::freeze_live`]
-    /// protect it again: open it anew before a system call writes it.
+    /// protect it again: open it again before a system call writes it.
     ///
     /// # Errors
     /// [`SlotError::OutOfBounds`]; any other error quarantines the slot.
@@ -80,8 +78,8 @@ impl Slot {
         self.preload(&[PageRange::covering(offset, len)])
     }
 
-    /// Adds pages to the write set before any write: those that another slot of the same image has
-    /// learned. They are made writable and resident.
+    /// Adds pages to the write set before they are written, such as those that another slot of the
+    /// same image has learned. They become writable and resident.
     ///
     /// Pages outside the accessible regions are ignored.
     ///

@@ -1,12 +1,12 @@
-//! How a slot adapts: when learning does not pay, when the write set is sampled again, and when
-//! memory from growth is released.
+//! Adaptation of a slot: when it stops learning a write set, when it samples the set again, and
+//! when it releases memory from growth.
 //!
-//! A guest that writes other pages on every run makes a write set grow and fault for nothing;
-//! throwing pages away is cheaper then. Each reset that learned something compares its cost, by the
-//! host's calibrated prices, with the cost of discarding. After a streak of losses the slot
-//! discards for a while, then tries again, with longer pauses each time it fails.
+//! If a guest writes other pages in every run, its write set grows and faults without a benefit,
+//! and discarding pages is cheaper. Each reset that learned pages compares its cost, by the host's
+//! calibrated prices, with the cost of discarding. After a streak of losses the slot discards for a
+//! while, then tries again, with longer pauses each time it fails.
 //!
-//! A guest that turned to lighter work leaves a set that is copied for nothing. A *sample* compares
+//! After a phase of heavy work a part of the set is copied without a benefit. A *sample* compares
 //! the whole set with the image; while nothing moves, samples become rare. In between *looks*
 //! compare a few pages each. Looks are paid for by copying: one page for each [`PAGES_A_LOOK`] that
 //! were copied, so a large set is looked at in every reset and notices at once, and a small one

@@ -6,9 +6,8 @@ use super::Slot;
 use crate::{Image, ImageError};
 
 impl Slot {
-    /// The slot's content as an image, sharing unwritten pages with the present image: a snapshot
-    /// at the cost of the changes (with a tracker), or a full capture (without). The slot keeps its
-    /// image.
+    /// The slot's content as an image, which shares unwritten pages with the present image. With a
+    /// tracker it costs the changes, and without one a full capture. The slot keeps its image.
     ///
     /// # Errors
     /// [`ImageError`]; a failure of the tracker quarantines the slot.
@@ -28,8 +27,8 @@ impl Slot {
         unsafe { self.image.derive_apart(self.space.end, &changed, self.base()) }
     }
 
-    /// The pages whose content differs from the image, and those that a growth brought and that are
-    /// not zero. Costs comparing the write set (with a tracker), or everything (without).
+    /// The pages whose content differs from the image, and pages of a growth that are not zero.
+    /// With a tracker it compares the write set, and without one all pages.
     ///
     /// # Errors
     /// As [`Slot::freeze`].

@@ -92,7 +92,7 @@ impl Protection {
     }
 }
 
-/// The work of a capture that can be done while the guest runs.
+/// The part of a capture that can run beside the guest.
 #[derive(Debug)]
 pub struct FreezePreparation(Option<Arc<Protection>>);
 
@@ -103,8 +103,8 @@ impl std::fmt::Debug for Protection {
 }
 
 impl FreezePreparation {
-    /// Protects the pages that the guest has written to so far. May run in any thread, at any time.
-    /// Ends early when the slot is frozen, reset or dropped.
+    /// Protects the pages that the guest has written so far. It may run in any thread, at any time,
+    /// and ends early if the slot is frozen, reset or dropped.
     ///
     /// # Errors
     /// [`TrackError`] when the kernel refuses. The freeze tries again.
@@ -163,9 +163,9 @@ impl Drop for Capture {
 }
 
 impl Slot {
-    /// Begins a capture that [`Slot::freeze_live`] completes. The guest may run in between: a
-    /// thread that runs the preparation meanwhile makes the stop of the freeze shorter. A reset, or
-    /// any other change of the slot but a growth, abandons the capture.
+    /// Begins a capture that [`Slot::freeze_live`] completes. The guest may run in between. If
+    /// another thread runs the preparation during that time, the stop of the freeze is shorter. A
+    /// reset, or any other change of the slot except growth, abandons the capture.
     ///
     /// # Errors
     /// As [`Slot::freeze`].

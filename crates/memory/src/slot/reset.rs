@@ -14,11 +14,11 @@ use crate::{ResetError, SlotError};
 pub struct ResetReport {
     /// Pages copied or cleared, or discarded blindly (then all accessible ones).
     pub restored: usize,
-    /// Pages noticed as written for the first time.
+    /// Pages that were written for the first time.
     pub learned: usize,
-    /// Pages taken away because the run had grown the slot.
+    /// Pages removed because the run had grown the slot.
     pub shrunk: usize,
-    /// Whether pages were thrown away instead of copied back.
+    /// Whether pages were discarded instead of copied back.
     pub discarded: bool,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn reset_error(error: SlotError) -> ResetError {
 }
 
 impl Slot {
-    /// Brings every byte back to the image and the size back to the initial one.
+    /// Restores every byte from the image, and the initial size.
     ///
     /// No guest may run, and no other thread may use the memory, until it returns.
     ///
@@ -396,7 +396,7 @@ impl Slot {
     }
 
     /// Compares every byte of the slot with its image, hidden pages included, and returns the pages
-    /// that differ. Must follow a reset; reading faults pages in, so it is not for the hot path.
+    /// that differ. It must follow a reset. Reading faults pages in, so it is not for the hot path.
     ///
     /// # Errors
     /// [`ResetError`] when the slot is quarantined or its hidden pages cannot be read. A slot whose

@@ -10,7 +10,7 @@ pub(super) enum State {
     Ready,
     /// Pages of the image may be missing; the slot's tracker answers for them, or a thread.
     Filling(Filling),
-    /// Out of use for good: its content is in doubt.
+    /// Permanently out of use, because its content is unknown.
     Quarantined {
         /// The first reason there was.
         reason: String,

@@ -15,11 +15,11 @@ use super::{Method, Slot};
 use crate::{Image, ImageError, ResetError, SlotError, TrackError};
 
 impl Slot {
-    /// Puts a related image into the slot: like [`Slot::set_image`], at the cost of the pages that
-    /// differ between the images and of those that were written since the last reset. A slot of one
-    /// region gets the length of the image; several regions stay as they are. Returns how many
-    /// pages were looked at; where copying is not possible or not worthwhile the image is mapped
-    /// anew, and the answer is 0.
+    /// Puts a related image into the slot, like [`Slot::set_image`], at the cost of the pages in
+    /// which the images differ and of those that were written since the last reset. A slot of one
+    /// region gets the length of the image. Several regions do not change. Returns the number of
+    /// examined pages, or 0 if the image was mapped again because copying was impossible or more
+    /// expensive.
     ///
     /// No guest may run until it returns.
     ///
@@ -147,10 +147,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes the present content the image that the slot returns to, its present size included, and
-    /// returns it. Stores the pages that changed since the image before, which it shares the rest
-    /// with; copies nothing back. Pages that have not been written for some checkpoints are watched
-    /// again, so that the next costs only its changes.
+    /// Makes an image of the present content and size, to which the slot is reset from then on, and
+    /// returns it. It stores the pages that changed, shares the rest with the previous image, and
+    /// copies nothing back. Pages that were not written for some checkpoints are watched again, so
+    /// that the next checkpoint costs only its changes.
     ///
     /// # Errors
     /// As [`Slot::freeze`]; the slot keeps its image then.

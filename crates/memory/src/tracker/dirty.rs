@@ -121,7 +121,7 @@ impl DirtyPages {
         PageRange::new(start, end - start)
     }
 
-    /// Takes the pages of `range` out of the set.
+    /// Removes the pages of `range` from the set.
     pub fn clear(&self, range: PageRange) {
         let end = range.end().min(self.pages);
         let mut page = range.start;

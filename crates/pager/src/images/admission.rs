@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::message::{ImageRequest, RefusalReason};
 
-/// How long a read that failed is not repeated.
+/// Time for which a failed read is not repeated.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(10);
 /// Requests, and failures, that are remembered.
 const MAX_ENTRIES: usize = 1024;

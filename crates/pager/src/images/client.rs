@@ -18,9 +18,9 @@ use super::message::{ANSWER_BYTES, ImageAnswer, ImageRequest};
 use super::peer::{is_protected, other_user};
 use super::server::receive_all;
 
-/// How long a server may take to answer.
+/// Time limit of an answer of the server.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long no request is sent after a server failed.
+/// Time without requests after a failure of the server.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Requests the memory of snapshots from an image server.

@@ -25,11 +25,11 @@ pub const MAX_IMAGES: usize = 2048;
 
 /// Clients at a time.
 const MAX_CLIENTS: usize = 32;
-/// How long a client may take for its request and the answer.
+/// Time limit of a client's request and its answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long one wait takes before a stop is noticed.
+/// Maximum time of one wait before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
-/// How long the server waits after a failure to accept.
+/// Pause of the server after a failure to accept.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// An event of a server.

@@ -32,9 +32,9 @@ use crate::PageSource;
 const MAX_LINE: usize = 64 << 10;
 /// Clients at a time.
 const MAX_CLIENTS: usize = 16;
-/// How long a client may take to read an answer.
+/// Time limit for a client to read an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one wait takes before a stop is noticed.
+/// Maximum time of one wait before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Any error, for a text.

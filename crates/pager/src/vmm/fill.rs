@@ -16,13 +16,13 @@ use super::pages::Job;
 use super::service::Service;
 use crate::SourceError;
 
-/// How often a fill of memory that is not registered is tried again.
+/// Maximum retries of a fill of memory that is not registered.
 const MAX_ATTEMPTS: u32 = 10_000;
-/// How often a fill ahead of a VMM that changes its mappings is tried before it is left for later.
+/// Maximum attempts of a fill ahead of a VMM that changes its mappings, before it is postponed.
 const MAX_AHEAD_ATTEMPTS: u32 = 200;
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
-/// How often an idle thread looks around.
+/// Interval of checks by an idle thread.
 const TICK: Duration = Duration::from_millis(50);
 /// Pages that are put in place without letting go of the lock: a fraction of a millisecond.
 const FILL_BATCH: usize = 64;
@@ -352,7 +352,7 @@ impl Service<'_> {
     }
 }
 
-/// How a fill went.
+/// The outcome of a fill.
 enum FillOutcome {
     Pages(usize),
     /// The first page was there.

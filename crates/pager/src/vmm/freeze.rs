@@ -53,7 +53,7 @@ pub struct PreparedMemory {
 pub struct FrozenMemory {
     /// The watch, which a snapshot names.
     pub watch: WatchId,
-    /// How long the freeze took.
+    /// Duration of the freeze.
     pub took: Duration,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Refusal {
     pub(super) waits: bool,
 }
 
-/// How long one wait for a part of the message takes.
+/// Maximum time of one wait for a part of the message.
 const TICK: Duration = Duration::from_millis(50);
 /// Longest message; Firecracker's has about a hundred bytes a mapping.
 const MAX_MESSAGE: usize = 64 << 10;

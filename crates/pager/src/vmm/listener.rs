@@ -21,7 +21,7 @@ use afresh_sys::{SysError, fork, poll};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// How long a stop may go unnoticed.
+/// Maximum time before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Attempts, one a tick, to find a socket without its listener.
 const MAX_LOOKS: usize = 20;

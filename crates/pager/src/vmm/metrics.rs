@@ -19,13 +19,13 @@ use afresh_sys::{poll, socket};
 use super::host::{EndpointInfo, VmmHost};
 use super::vm::VmStats;
 
-/// How long a client may take.
+/// Time limit of a client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Clients at a time.
 const MAX_CLIENTS: usize = 8;
 /// Maximum length of a request.
 const MAX_REQUEST: usize = 8 << 10;
-/// How long one wait takes before a stop is noticed.
+/// Maximum time of one wait before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Answers `GET /metrics` at a loopback port.

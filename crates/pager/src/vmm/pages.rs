@@ -72,7 +72,7 @@ impl PageCounts {
     }
 }
 
-/// How far streaming is.
+/// The progress of streaming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamPhase {
     /// The working set comes first.

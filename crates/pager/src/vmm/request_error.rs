@@ -26,7 +26,7 @@ pub enum RequestError {
     NotYet {
         /// Pages that are missing.
         missing: usize,
-        /// How long the request has waited.
+        /// The time that the request has waited.
         waited: Duration,
     },
     /// Pages were filled ahead, so faults do not show all touched pages.

@@ -30,7 +30,7 @@ const DISTANT_BATCH: usize = 2048;
 const DISTANT_WINDOW: usize = 64;
 /// Threads that wait for such a source at the same time.
 const DISTANT_THREADS: usize = 6;
-/// How long a stop may go unnoticed.
+/// Maximum time before a stop is noticed.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Counts of the work for a VMM.

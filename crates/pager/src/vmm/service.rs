@@ -42,7 +42,7 @@ impl<'a> Deref for VmSource<'a> {
     }
 }
 
-/// How far the service of a VMM is.
+/// The progress of the service of a VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Serving,

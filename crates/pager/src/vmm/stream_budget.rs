@@ -9,7 +9,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long one wait for room takes.
+/// Maximum time of one wait for room.
 const TICK: Duration = Duration::from_millis(20);
 
 /// A limit on bytes that are streamed at the same time. Clones share it.

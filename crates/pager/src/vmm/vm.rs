@@ -28,7 +28,7 @@ use crate::PageSource;
 const SAVE_COST: usize = 8 * size_of::<PageRange>();
 /// Bytes of a range in an answer: JSON values, and their text.
 const ANSWER_COST: usize = 192;
-/// How long one wait for the end of a detaching takes.
+/// Maximum time of one wait for the end of a detach.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A VMM whose handshake was taken. Clones stand for the same.
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Vm {
     }
 }
 
-/// How far a VMM is.
+/// The progress of a VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VmState {
@@ -74,7 +74,7 @@ impl VmState {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct VmStats {
-    /// How far it is.
+    /// Its progress.
     pub state: VmState,
     /// Pages of its mappings.
     pub pages: usize,
@@ -108,7 +108,7 @@ pub struct TouchedPages {
     pub exact: bool,
 }
 
-/// How the memory of a VMM is saved.
+/// Options of saving the memory of a VMM.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VmSaveOptions {

@@ -41,7 +41,7 @@ use super::handshake::{Handshake, Mapping, receive};
 use super::listener::Listener;
 use super::registration::{poison, unregister};
 
-/// How long one wait for the watchdog takes before a stop is noticed.
+/// Maximum time of one wait for the watchdog before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Bytes of an answer: the number of an error, or zero with the descriptors of a VMM.
 const ANSWER: usize = 4;

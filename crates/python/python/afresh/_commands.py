@@ -109,8 +109,8 @@ class Commands:
             env: Environment variables in addition to those of the interpreter.
             user: ``"root"`` runs it with the user number 0. It has no more rights,
                 except to pass permission bits.
-            timeout: Most seconds that it may run, if not those of a call. It is killed then, with a `TimeLimitError`,
-                and the sandbox can be used further.
+            timeout: Time limit in seconds, in place of that of a call. A command that exceeds it is killed, with a
+                `TimeLimitError`, and the sandbox stays usable.
             on_stdout: Called with text of its standard output while it runs.
             on_stderr: The same for its standard error.
         """

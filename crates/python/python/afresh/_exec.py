@@ -90,9 +90,9 @@ def exec(  # noqa: A001
         net: Servers that it may connect to, as for `linux`.
         env: Environment variables in addition to PATH, HOME and LANG.
         cwd: The directory that it starts in; the present one if ``dirs`` contain it, and ``/`` otherwise.
-        timeout: Most seconds that it may run; it is killed then, with a `TimeLimitError`.
-        memory_limit: Most memory that its processes may map together; 4 GiB if not set.
-        storage_limit: Most bytes of files that it may write; 1 GiB if not set.
+        timeout: Time limit in seconds. A program that exceeds it is killed, with a `TimeLimitError`.
+        memory_limit: Maximum memory that its processes map together; 4 GiB if not set.
+        storage_limit: Maximum bytes of files that it writes; 1 GiB if not set.
         output_limit: Maximum bytes kept of each stream.
         on_stdout: Called with text of its standard output while it runs.
         on_stderr: The same for its standard error.

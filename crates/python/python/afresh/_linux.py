@@ -166,10 +166,10 @@ def linux(
             interpreter if it is not among them.
         cwd: The directory that code and commands start in, within the sandbox; the present directory if ``dirs``
             contain it, and ``/home/user`` otherwise.
-        timeout: Most seconds for one call of this object's own `run_code`.
-        setup_timeout: Most seconds for the start of the interpreter and the setup.
-        memory_limit: Most memory that its processes may map together; 4 GiB if not set.
-        storage_limit: Most bytes of files that a sandbox may write; 1 GiB if not set.
+        timeout: Time limit in seconds of each `run_code` of this object.
+        setup_timeout: Time limit in seconds of the start of the interpreter and the setup.
+        memory_limit: Maximum memory that its processes map together; 4 GiB if not set.
+        storage_limit: Maximum bytes of files that a sandbox writes; 1 GiB if not set.
 
     Raises:
         OpenError: There is no such interpreter, or this host cannot run Linux guests; the error names what the host

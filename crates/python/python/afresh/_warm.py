@@ -107,7 +107,7 @@ class Warm:
             cpu_limit: Maximum seconds of CPU time of one call, counted as `CallCost.cpu`: time in which the guest waits
                 does not count. A call that uses more ends as with ``timeout``. Commands of a Linux sandbox have no such
                 limit.
-            memory_limit: Most memory the guest may grow to, in bytes or as text like ``"64MiB"``.
+            memory_limit: Maximum memory of the guest, in bytes or as text like ``"64MiB"``.
             output_limit: Maximum bytes kept of each stream; output beyond that is dropped, and the result says so.
             result_limit: Maximum memory of the Python objects made of one result, or of one tool's arguments.
             tools: Functions that programs may call by their names, as a list or as a dictionary. With a timeout they
@@ -278,9 +278,9 @@ def warm(
             interpreters that are Linux programs.
         setup: Code that an interpreter runs once; what it leaves is what every sandbox starts from.
         calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
-        timeout: Most seconds for one call of this object's own `run_code` and `call`.
-        memory_limit: Most memory for those.
-        storage_limit: Most bytes of files of a sandbox: 64 MiB for a Wasm guest if not set, and as for `linux`
+        timeout: Time limit in seconds of each `run_code` and `call` of this object.
+        memory_limit: Maximum memory for those.
+        storage_limit: Maximum bytes of files of a sandbox: 64 MiB for a Wasm guest if not set, and as for `linux`
             otherwise.
         packages: Packages without compiled modules that the language ``"python"`` can import: wheels, directories,
             modules, or names of distributions that are installed here. What they need has to be given as well. They
@@ -410,7 +410,7 @@ def load(
             interpreter where that is no system directory. Snapshots do not contain host files.
         net: Servers that a Linux program may connect to, as for `linux`.
         memory_limit: Most memory, as for `linux`.
-        storage_limit: Most bytes of files of a sandbox, as for `warm`. Files of the snapshot count, but one that has
+        storage_limit: Maximum bytes of files of a sandbox, as for `warm`. Files of the snapshot count, but one that has
             more opens, and its sandboxes keep the room that they had, up to the limit.
     """
     grants = options(dirs=dirs, net=net, memory_limit=memory_limit, storage_limit=storage_limit)

@@ -28,8 +28,8 @@ def sandbox_server(
 
     Args:
         warm: The guest that it starts from.
-        timeout: Most seconds of one call.
-        memory_limit: Most memory of the sandbox.
+        timeout: Time limit in seconds of one call.
+        memory_limit: Maximum memory of the sandbox.
         name: The name of the server.
     """
     tools = SandboxTools.of(warm, timeout=timeout, memory_limit=memory_limit)

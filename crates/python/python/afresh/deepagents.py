@@ -28,8 +28,8 @@ class SandboxBackend(BaseSandbox):  # type: ignore[misc]
 
     Args:
         warm: The guest that it starts from: `afresh.linux` or `afresh.image`, with ``python3`` in its PATH.
-        timeout: Most seconds of a command, if the agent names no other.
-        memory_limit: Most memory of the sandbox.
+        timeout: Time limit in seconds of a command, if the agent names no other.
+        memory_limit: Maximum memory of the sandbox.
     """
 
     def __init__(

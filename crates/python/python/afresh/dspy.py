@@ -223,7 +223,7 @@ def interpreter_factory(
         warm: The CPython that they start from; if not given, the language ``python``, warmed now with ``setup``.
         setup: Code that it runs once.
         tools: Functions that every interpreter offers.
-        timeout: Most seconds for one execution.
+        timeout: Time limit in seconds of one execution.
         memory_limit: Most memory.
     """
     if warm is not None and setup is not None:

@@ -41,7 +41,7 @@ class AfreshConfig(BaseModel):  # type: ignore[misc]
         setup: Code that the interpreter runs once.
         dirs: Host directories that it may read.
         net: Servers that it may connect to, and rules for requests as JSON.
-        memory_limit: Most memory of one sandbox.
+        memory_limit: Maximum memory of one sandbox.
     """
 
     # Hashable, since a warm guest belongs to it.

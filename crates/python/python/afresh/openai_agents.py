@@ -17,8 +17,8 @@ def sandbox_tools(
 
     Args:
         warm: The guest that it starts from.
-        timeout: Most seconds of one call.
-        memory_limit: Most memory of the sandbox.
+        timeout: Time limit in seconds of one call.
+        memory_limit: Maximum memory of the sandbox.
     """
     tools = SandboxTools.of(warm, timeout=timeout, memory_limit=memory_limit)
     return [function_tool(function) for function in tools.functions()]

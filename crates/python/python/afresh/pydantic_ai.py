@@ -23,8 +23,8 @@ class SandboxToolset(FunctionToolset[Any]):  # type: ignore[misc]
 
     Args:
         warm: The guest whose state each run starts from.
-        timeout: Most seconds of one call.
-        memory_limit: Most memory of one sandbox.
+        timeout: Time limit in seconds of one call.
+        memory_limit: Maximum memory of one sandbox.
         id: The identifier of the toolset.
     """
 

@@ -38,8 +38,8 @@ class SandboxExecutor(PythonExecutor):  # type: ignore[misc]
 
     Args:
         warm: The guest that it starts from: `afresh.linux`, `afresh.image`, or ``afresh.warm("python")``.
-        timeout: Most seconds of one execution.
-        memory_limit: Most memory of the sandbox.
+        timeout: Time limit in seconds of one execution.
+        memory_limit: Maximum memory of the sandbox.
     """
 
     def __init__(

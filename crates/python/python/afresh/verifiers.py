@@ -40,7 +40,7 @@ class SandboxRuntime(Runtime):  # type: ignore[misc]
     Args:
         warm: The warm guest, from `afresh.linux` or `afresh.image`.
         name: A name for logs.
-        memory_limit: Most memory of the sandbox.
+        memory_limit: Maximum memory of the sandbox.
     """
 
     def __init__(self, warm: Warm, name: str | None = None, *, memory_limit: int | str | None = None) -> None:

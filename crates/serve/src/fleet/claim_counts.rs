@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::error_response::{BudgetExcess, BudgetOwner, ErrorResponse};
 use crate::lock::lock;
 
-/// How long a count of the ledger is valid.
+/// Time for which a count of the ledger is valid.
 const COUNT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// The claims of each tenant.

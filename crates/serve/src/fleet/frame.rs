@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Room in a message for its head.
 const MAX_HEAD: usize = 96 << 10;
-/// Most bytes of one piece, whatever NATS takes.
+/// Maximum bytes of one piece, whatever the limit of NATS.
 const MAX_PIECE: usize = 512 << 10;
 
 /// Bytes of a piece where messages may be so large.

@@ -19,7 +19,7 @@ pub(crate) struct Entry {
     /// The life of its host.
     pub(crate) owner: Option<String>,
     pub(crate) record: SandboxRecord,
-    /// How it was last saved.
+    /// Its last save.
     pub(crate) state: Option<State>,
     /// When the record was written, by the clock of the NATS servers, if another host changed the
     /// entry since: the time of the entry is then later.

@@ -35,7 +35,7 @@ const TEMPLATE_PREFIX: &str = "template:";
 const MAX_HOPS: usize = 4;
 /// Thousandths of load from which a host forwards requests that other holders can answer.
 const BUSY_LOAD: u32 = 900;
-/// Most bytes of a request to make a sandbox, which has to be read to know where it goes.
+/// Maximum bytes of a request for a new sandbox, whose body is read before it is routed.
 const MAX_CREATE_BODY: usize = 1 << 20;
 
 /// The template of a request for a new sandbox. Other fields are skipped, not kept.

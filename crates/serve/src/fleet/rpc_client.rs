@@ -35,7 +35,7 @@ use crate::budget::Budget;
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
 
-/// How often a waiting call checks the other host.
+/// Interval at which a waiting call checks the other host.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// After so long without an answer the other host's lease is looked after, and it is asked whether
 /// the call still runs.
@@ -46,7 +46,7 @@ const MAX_MISSING_REPORTS: u32 = 2;
 /// After this time a message begins nothing: the callee's clock may be behind the caller's guess by
 /// [`MAX_DELAY`], and the message as long on its way.
 const START_WINDOW: Duration = Duration::from_millis(2 * MAX_DELAY);
-/// How often a message that came too late is sent.
+/// Maximum attempts to send a message that came too late.
 const MAX_LATE_TRIES: usize = 3;
 /// Maximum hosts whose clocks are known.
 const MAX_CLOCKS: usize = 100_000;

@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// How a span ended.
+/// The outcome of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Unset = 0,

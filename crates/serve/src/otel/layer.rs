@@ -21,7 +21,7 @@ use super::context::Context;
 use super::encode::{FinishedSpan, Kind, SpanEvent, Status, Value};
 use super::sampler::Sampler;
 
-/// Most attributes of a span or event, and most events of a span: OpenTelemetry's usual limits.
+/// Maximum attributes of a span or event, and events of a span: OpenTelemetry's defaults.
 const MAX_ATTRIBUTES: usize = 128;
 /// Maximum bytes of the text of an attribute.
 const TEXT: usize = 4096;

@@ -48,7 +48,7 @@ pub struct Settings {
     pub(super) queue: usize,
     /// Maximum spans of one request to the collector.
     pub(super) batch: usize,
-    /// How long a span waits for others.
+    /// Maximum time for which a span waits for others.
     pub(super) delay: Duration,
     notes: Vec<&'static str>,
 }

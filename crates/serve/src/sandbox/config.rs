@@ -105,7 +105,7 @@ pub struct Template {
     /// Servers outside that a Linux program may connect to, and rules for requests.
     #[cfg(linux_guests)]
     pub net: Vec<afresh::linux::NetGrant>,
-    /// How it is opened. The server sets its engine, its imports and limits.
+    /// Options of opening it. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
     /// Images that it stands for in builds of templates, as clients name them.
     pub images: Vec<String>,

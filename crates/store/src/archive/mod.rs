@@ -39,19 +39,19 @@ use crate::{
 use read::Members;
 use write::ArchiveWriter;
 
-/// Checks that [`save`] and [`export`] would write to `path`: nothing is there, or an archive with
-/// a snapshot, which they replace.
+/// Checks that [`save`] and [`export`] would write to `path`: the path does not exist, or is an
+/// archive with a snapshot, which they replace.
 ///
 /// # Errors
-/// [`SaveError::Link`], [`SaveError::UnreadableTarget`] and [`SaveError::ForeignFile`] for what is
-/// there, and [`SaveError::Io`] for a path that cannot be read.
+/// [`SaveError::Link`], [`SaveError::UnreadableTarget`] and [`SaveError::ForeignFile`] for other
+/// files, and [`SaveError::Io`] for a path that cannot be read.
 pub fn check_target(path: &Path) -> Result<(), SaveError> {
     write::is_replaceable(path).map(drop)
 }
 
-/// Saves `memory` as an archive at `path`, and returns the snapshot's id. An archive that is there
-/// is replaced, any other file is not. A delta takes the layers of its parent along. `name` is what
-/// other tools see it as.
+/// Saves `memory` as an archive at `path`, and returns the snapshot's id. An existing archive is
+/// replaced, and any other file is refused. The archive of a delta has the layers of its parent.
+/// `name` is the tag that other tools show.
 ///
 /// # Errors
 /// [`SaveError`] by cause; what was at `path` stays.
@@ -99,8 +99,8 @@ pub fn open(path: &Path) -> Result<Snapshot, OpenError> {
     open_snapshot(&members, id, &Access::new())
 }
 
-/// As [`open`], if the snapshot is what `access` demands: signed by a trusted key, or sealed with
-/// the given one.
+/// As [`open`], for a snapshot that meets the demands of `access`: signed by a trusted key, or
+/// sealed with the given one.
 ///
 /// # Errors
 /// [`OpenError::Seal`] by cause, and those of [`open`].
@@ -111,11 +111,11 @@ pub fn open_with(path: &Path, access: &Access) -> Result<Snapshot, OpenError> {
 }
 
 /// Copies the snapshot in the archive at `path` to `store`, checking the digest of every blob, and
-/// makes `name` mean it. Blobs that the store has are not copied again. A sealed snapshot stays
-/// sealed, and no key is needed.
+/// tags it `name`. Blobs that the store has are not copied again. A sealed snapshot stays sealed,
+/// and no key is needed.
 ///
 /// # Errors
-/// [`SaveError`] by cause; `name` means then what it meant before.
+/// [`SaveError`] by cause; `name` is unchanged then.
 pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveError> {
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;

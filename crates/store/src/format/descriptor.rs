@@ -1,4 +1,4 @@
-//! Descriptors: how the JSON files of an image layout name a blob, its type, and what it is called.
+//! Descriptors: the references of an image layout's JSON files to a blob, with its type and name.
 
 use std::collections::BTreeMap;
 

@@ -35,7 +35,7 @@ impl fmt::Debug for Sha256 {
     }
 }
 
-/// Text that is not a digest this crate reads.
+/// Text that is not a digest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not of the form sha256:<64 lower-case hexadecimal digits>")]
 pub struct BadDigest(pub String);

@@ -38,7 +38,7 @@ pub enum LayerError {
     /// An extent is out of order, overlaps, or points outside.
     #[error("page layer extent {0} is out of order or out of range")]
     Extent(u64),
-    /// The index does not have the digest that the configuration names.
+    /// The index does not match its digest in the configuration.
     #[error("page layer index does not match its root digest: the file was damaged or replaced")]
     Root,
     /// The working set holds something else than the page that it claims to be a copy of.
@@ -47,10 +47,10 @@ pub enum LayerError {
          (`afresh compact --drop-working-set`)"
     )]
     Copy(u64),
-    /// The blob does not have the SHA-256 that names it, though its pages are right.
+    /// The blob does not match the SHA-256 in its name, although its pages are intact.
     #[error("the layer's bytes do not match the digest that names it: the file was damaged")]
     Name,
-    /// A group of pages does not have its digest.
+    /// A group of pages does not match its digest.
     #[error("pages {first}..{end} of the layer do not match their digest: the file was damaged")]
     Group {
         /// First stored page of the group.
@@ -77,7 +77,7 @@ pub enum LayerError {
     Parent,
 }
 
-/// A signature or a key does not fit, or a sealed blob is damaged.
+/// A signature or a key does not match, or a sealed blob is damaged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
@@ -110,13 +110,13 @@ pub enum SealError {
     /// A signature is demanded and missing.
     #[error("the snapshot is not signed, and a signature is demanded: sign it")]
     Unsigned,
-    /// Signed by others only.
+    /// The snapshot is signed by untrusted keys only.
     #[error("the snapshot claims to be signed by {0:?}, and none of these keys is trusted")]
     Untrusted(Vec<String>),
-    /// The signature of a trusted key does not fit.
+    /// The signature of a trusted key is wrong.
     #[error("the signature of {0} does not fit the snapshot: it was forged or damaged")]
     Signature(String),
-    /// Text or a file that is no key.
+    /// The text or file is not a key.
     #[error("not a key: {0}")]
     Key(&'static str),
     /// Others may access a file with a secret key.
@@ -163,7 +163,7 @@ pub enum GuestMismatch {
         /// Engine expected.
         here: String,
     },
-    /// This CPU lacks features that the snapshot was taken with.
+    /// This CPU lacks features that the snapshot requires.
     #[error("this CPU lacks {0:?}, which the snapshot was taken with: restore on a newer CPU")]
     Cpu(Vec<String>),
 }
@@ -216,7 +216,7 @@ pub enum OpenError {
         /// The limit's name: a field of [`Limits`](crate::Limits).
         name: &'static str,
     },
-    /// A JSON file does not parse.
+    /// A JSON file is malformed.
     #[error("{what} is damaged: {why}")]
     Json {
         /// Which file.
@@ -224,7 +224,7 @@ pub enum OpenError {
         /// Where and why.
         why: String,
     },
-    /// A blob does not have the digest it is named by.
+    /// A blob does not match the digest in its name.
     #[error("{what} does not match its digest {expected}: the file was damaged or replaced")]
     Digest {
         /// Which file.
@@ -279,7 +279,7 @@ pub enum OpenError {
         /// Their file.
         journal: String,
     },
-    /// A signature or a key does not fit.
+    /// A signature or a key does not match.
     #[error(transparent)]
     Seal(#[from] SealError),
     /// The snapshot belongs to another guest build.
@@ -288,7 +288,7 @@ pub enum OpenError {
     /// The image could not be built in memory.
     #[error(transparent)]
     Image(#[from] afresh_memory::ImageError),
-    /// A page outside the snapshot was asked for.
+    /// A page outside the snapshot was requested.
     #[error("pages {first}..{end} lie outside the snapshot of {pages} pages")]
     Range {
         /// First page asked for.
@@ -338,10 +338,10 @@ pub enum SaveError {
         /// What it said.
         source: io::Error,
     },
-    /// The path is that of no regular file, which an archive does not replace.
+    /// The path is not a regular file, so an archive does not replace it.
     #[error("{} exists and is no snapshot: choose another name, or remove it", .0.display())]
     ForeignFile(PathBuf),
-    /// The path is a link, which an archive does not replace.
+    /// The path is a link, so an archive does not replace it.
     #[error("{} is a link: choose another name, or give the path that it names", .0.display())]
     Link(PathBuf),
     /// The file to write exists, and cannot be read as an archive of one snapshot.
@@ -362,10 +362,10 @@ pub enum SaveError {
     /// The store or the parent could not be read.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A key does not fit.
+    /// A key does not match.
     #[error(transparent)]
     Seal(#[from] SealError),
-    /// The guest state is larger than the format holds.
+    /// The guest state exceeds the maximum of the format.
     #[error("{what} of {size} is above the format's limit of {limit}")]
     TooLarge {
         /// The part that is too large.
@@ -386,7 +386,7 @@ pub enum SaveError {
         /// Pages of the parent.
         parent: usize,
     },
-    /// A remote could not take it.
+    /// A remote could not store it.
     #[error("{0}")]
     Remote(Box<dyn std::error::Error + Send + Sync>),
     /// Another writer continues from the same saved state.

@@ -12,7 +12,7 @@ use crate::GuestMismatch;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestBuild {
-    /// `wasm`, `vm`, `arena`, or an embedder's own word.
+    /// `wasm`, `vm`, `linux`, `arena`, or a word of the embedder.
     pub kind: String,
     /// Hash of the module, kernel or layout that gives the memory its meaning.
     pub module: String,
@@ -23,11 +23,11 @@ pub struct GuestBuild {
 }
 
 impl GuestBuild {
-    /// Whether memory of this build (the snapshot's) can run as `here`, whose `cpu` lists what the
-    /// host offers.
+    /// Checks that memory of this build, that of a snapshot, can run as `here`, whose `cpu` lists
+    /// the features of the host.
     ///
     /// # Errors
-    /// The first difference, by name. More CPU features than the snapshot needs are no difference.
+    /// The first difference, by name. Additional CPU features of the host are not a difference.
     pub fn accept(&self, here: &GuestBuild) -> Result<(), GuestMismatch> {
         if self.kind != here.kind {
             return Err(GuestMismatch::Kind {
@@ -52,7 +52,7 @@ impl GuestBuild {
     }
 }
 
-/// The features of this CPU that a compiler may make use of, sorted.
+/// The features of this CPU that a compiler may use, sorted.
 ///
 /// On arm64 the first is the architecture: a list without features of x86-64 fits every processor
 /// otherwise.

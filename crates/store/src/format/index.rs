@@ -72,7 +72,7 @@ impl Role {
     }
 }
 
-/// How the stored pages are laid out.
+/// The encoding of stored pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// As they are, page `n` at byte `n * 4096`: can be mapped.

@@ -62,8 +62,8 @@ impl IndexJson {
         Ok(())
     }
 
-    /// Makes `name` mean what `descriptor` says, or nothing. An entry of another tool loses the
-    /// name and stays.
+    /// Points `name` to `descriptor`, or removes it. An entry of another tool loses the name and
+    /// stays.
     pub(crate) fn rename(&mut self, name: &str, descriptor: Option<Descriptor>) {
         for other in &mut self.manifests {
             if other.name() == Some(name) && other.is_snapshot() == Some(false) {
@@ -101,7 +101,7 @@ pub(crate) struct LayoutJson {
     pub(crate) image_layout_version: String,
 }
 
-/// A name and the snapshot it means.
+/// A name and its snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// The name.

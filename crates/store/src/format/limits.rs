@@ -22,22 +22,21 @@ const MAX_SEALED: u64 = 4;
 /// Limits on a snapshot, in bytes. The defaults suit a host that opens snapshots of strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The memory, pages of zeros included: addresses, and state for every page or few. 64 GiB.
+    /// Length of the memory, including zero pages. Default: 64 GiB.
     pub memory: u64,
-    /// The pages that are not zero: what is read, and takes memory, once everything is in place. 16
-    /// GiB.
+    /// Pages that are not zero, which are read and take memory. Default: 16 GiB.
     pub content: u64,
-    /// Content for each byte of blobs, beyond the first 256 MiB: equal pages are stored once, and
-    /// compressed ones are short, but a small file that stands for a large memory is more often a
-    /// trap than a guest. 512.
+    /// Content for each byte of blobs, beyond the first 256 MiB. Equal pages are stored once and
+    /// compressed ones are short, but a small file with a large memory is more often an attack than
+    /// a guest. Default: 512.
     pub expansion: u64,
-    /// The indexes of all layers together, which are held in memory. 256 MiB.
+    /// Indexes of all layers together, which are held in memory. Default: 256 MiB.
     pub index: u64,
-    /// The program that a guest brings along: the module, or the executable. 1 GiB.
+    /// The program of a guest: its module or executable. Default: 1 GiB.
     pub program: u64,
-    /// The turns that follow on a session's snapshot: bytes of their states in all, of their
-    /// programs in all, of patches on all pages in all, and the work to apply them, each on its
-    /// own. 1 GiB, which writers keep.
+    /// Turns after a session's snapshot: the bytes of all their states, of all their programs and
+    /// of all patches, and the work to apply them, each separately. Default: 1 GiB, which writers
+    /// observe.
     pub turns: u64,
 }
 
@@ -58,7 +57,7 @@ impl Limits {
     /// The default of `turns`.
     pub(crate) const DEFAULT_TURNS: u64 = GIB;
 
-    /// No limits but those of the format: for snapshots that are copied and not run, or one's own.
+    /// Only the limits of the format, for trusted snapshots, or those that are copied and not run.
     pub const NONE: Limits = Limits {
         memory: u64::MAX,
         content: u64::MAX,
@@ -71,11 +70,11 @@ impl Limits {
     /// The limits by name, as options of commands spell them.
     pub const NAMES: [&str; 6] = ["memory", "content", "expansion", "index", "program", "turns"];
 
-    /// Changes a limit as `text` says: `NAME=SIZE`, SIZE in bytes or with one of KiB, MiB, GiB, TiB
-    /// behind it.
+    /// Sets a limit from text of the form `NAME=SIZE`. SIZE is in bytes, or has the unit KiB, MiB,
+    /// GiB or TiB.
     ///
     /// # Errors
-    /// [`BadLimit`] for another name, or what is no size.
+    /// [`BadLimit`] for another name, or an invalid size.
     pub fn set(&mut self, text: &str) -> Result<(), BadLimit> {
         let bad = || BadLimit(text.chars().take(80).collect());
         let (name, size) = text.split_once('=').ok_or_else(bad)?;

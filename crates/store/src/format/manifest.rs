@@ -34,9 +34,9 @@ const SEALED: &str = "+sealed";
 pub(crate) const MAX_INDEX_JSON: u64 = 16 << 20;
 pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
 pub(crate) const MAX_CONFIG: u64 = 96 << 20;
-/// Longest guest state; base64 of it fits in the limit of manifests.
+/// Maximum bytes of a guest state. Its base64 fits in the limit of configurations.
 pub const MAX_STATE: u64 = 64 << 20;
-/// Most layers in a stack.
+/// Maximum layers of a stack.
 pub(crate) const MAX_LAYERS: usize = 128;
 
 /// A manifest.

@@ -4,7 +4,7 @@ use afresh_sys::PageRange;
 
 use crate::format::index::Index;
 
-/// Where a run of pages is.
+/// The location of a run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Nowhere: the pages are zero.
@@ -28,7 +28,7 @@ pub enum Origin {
 pub struct MapRun {
     /// The pages.
     pub pages: PageRange,
-    /// Where they are.
+    /// Their location.
     pub origin: Origin,
 }
 

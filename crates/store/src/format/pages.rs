@@ -23,7 +23,7 @@ pub trait Pages: Sync {
     fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()>;
 }
 
-/// Pages in a byte vector, the last one padded with zeros.
+/// Pages in a byte vector. The last one is padded with zeros.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryPages(pub Vec<u8>);
 

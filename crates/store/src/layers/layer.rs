@@ -62,8 +62,8 @@ impl Layer {
     /// Opens a layer from any blob.
     ///
     /// # Errors
-    /// [`OpenError::Layer`] when the blob has another length than `size`, is damaged, or is not the
-    /// layer whose root is `root`.
+    /// [`OpenError::Layer`] when the blob has another length than `size`, is damaged, or has
+    /// another root than `root`.
     pub fn from_blob(
         blob: Box<dyn BlobRead>,
         digest: Sha256,
@@ -151,7 +151,7 @@ impl Layer {
         self.index.role
     }
 
-    /// How its pages are stored.
+    /// The encoding of its pages.
     #[must_use]
     pub fn encoding(&self) -> Encoding {
         self.index.encoding
@@ -179,9 +179,8 @@ impl Layer {
         &self.index
     }
 
-    /// The file that holds a raw local layer, and the page of it at which the layer's stored pages
-    /// begin; `None` when they cannot be mapped. A caller that maps them checks the groups first,
-    /// with [`Layer::verify`].
+    /// The file of a raw local layer, and the page in it at which the stored pages begin; `None` if
+    /// they cannot be mapped. Check the groups with [`Layer::verify`] before mapping them.
     #[must_use]
     pub fn file(&self) -> Option<(&File, u64)> {
         let (file, start) = self.blob.file().filter(|_| self.index.encoding == Encoding::Raw)?;
@@ -189,8 +188,8 @@ impl Layer {
         start.is_multiple_of(page).then_some((file, start / page))
     }
 
-    /// Whether the blob is unchanged since it was opened, by length and time of change of its file.
-    /// For pages that were checked before.
+    /// Checks that the blob is unchanged since it was opened, by the length and modification time
+    /// of its file. It is for pages that were checked before.
     ///
     /// # Errors
     /// [`OpenError::Io`] when it was changed.
@@ -230,7 +229,7 @@ impl Layer {
     }
 
     /// Reads whole groups into `out`, which is exactly as long, and checks each. Wrong bytes are
-    /// asked for once more where that may help.
+    /// asked for again where that may help.
     fn read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
         let bytes = self.bytes_of(&groups);
         match self.try_read_groups(groups.clone(), out) {

@@ -1,5 +1,5 @@
-//! A stack of layers out of a manifest and a configuration: the one place where the three are held
-//! against each other, and against what the reader allows, wherever the blobs are.
+//! A stack of layers from a manifest and a configuration. This is the only place that compares the
+//! three with each other, and with the limits of the reader.
 //!
 //! Promises: in a [`Stack`] every extent of every layer and of the working set is inside the memory
 //! that the configuration names, and points inside the pages that its layer stores. Readers of the

@@ -21,19 +21,19 @@ use crate::{OpenError, SaveError, Sha256, Store};
 pub struct CollectionReport {
     /// Blobs and temporary files removed.
     pub files: usize,
-    /// Bytes they held.
+    /// Bytes of these files.
     pub bytes: u64,
     /// Blobs kept.
     pub kept: usize,
 }
 
 impl Store {
-    /// Removes every blob that nothing in `index.json` reaches, and the files of killed writers.
-    /// Keeps the blobs of saves and transfers under way, and waits for none of them. Open snapshots
-    /// stay readable. Blobs that manifests of other tools name are kept.
+    /// Removes the blobs that are unreachable from `index.json`, and files of killed writers. It
+    /// keeps blobs of saves and transfers in progress without waiting for them, and blobs that
+    /// manifests of other tools name. Open snapshots stay readable.
     ///
     /// # Errors
-    /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
+    /// A damaged manifest or an I/O error. Reachable blobs are never removed.
     pub fn gc(&self) -> Result<CollectionReport, SaveError> {
         let _locks = self.lock_all_blobs()?;
         // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.

@@ -4,16 +4,16 @@ use crate::blobs::source::read_manifest;
 use crate::format::manifest::Manifest;
 use crate::{OpenError, SaveError, Sha256, Store, Tag};
 
-/// A name in a list, and what was found behind it.
+/// A name in a list, with its snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListEntry<E> {
-    /// The name and the snapshot it means.
+    /// The name and its snapshot.
     pub tag: Tag,
-    /// Its manifest, or why that cannot be read.
+    /// The sizes from its manifest, or the error of reading it.
     pub extent: Result<Extent, E>,
 }
 
-/// How large a snapshot is.
+/// Sizes of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Layers, the working set among them.
@@ -33,7 +33,7 @@ impl Extent {
 }
 
 impl Store {
-    /// Every name, in order, and how large what it means is. Layers are not looked at.
+    /// Lists every name in order, with the size of its snapshot. Layers are not read.
     ///
     /// # Errors
     /// A damaged `index.json`.
@@ -45,11 +45,11 @@ impl Store {
         Ok(self.tags()?.into_iter().map(entry).collect())
     }
 
-    /// Removes a name and returns what it meant. Blobs that only that name reached stay until the
-    /// next [`Store::gc`].
+    /// Removes a name and returns its snapshot. Blobs that become unreachable stay until the next
+    /// [`Store::gc`].
     ///
     /// # Errors
-    /// [`OpenError::NoSuchName`] with the names there are; an I/O error, and the name stays then.
+    /// [`OpenError::NoSuchName`] with the existing names, or an I/O error; the name stays then.
     pub fn untag(&self, name: &str) -> Result<Sha256, SaveError> {
         let tags = self.tags()?;
         match tags.iter().find(|tag| tag.name == name) {

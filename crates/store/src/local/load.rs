@@ -5,7 +5,7 @@ use crate::snapshots::open::open_snapshot;
 use crate::{OpenError, Sha256, Snapshot, Store};
 
 impl Store {
-    /// Opens the snapshot that `name` means, a tag or a digest.
+    /// Opens the snapshot with the name `name`, a tag or a digest.
     ///
     /// Reads and checks the manifest, the configuration and the index of every layer, and no page.
     ///
@@ -23,9 +23,9 @@ impl Store {
         Ok(open_snapshot(self, id, &Access::new())?.in_directory(self.root()))
     }
 
-    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted
-    /// key, sealed with the given one, within limits. A signature is verified before anything but
-    /// the manifest is read.
+    /// Opens the snapshot `name` if it meets the demands of `access`: signed by a trusted key,
+    /// sealed with the given one, within limits. Only the manifest is read before the signature is
+    /// verified.
     ///
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Store::load`].

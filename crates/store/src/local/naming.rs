@@ -59,7 +59,7 @@ struct LockedJournal {
 }
 
 impl Store {
-    /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the
+    /// Tags `id` as `name`, or removes the name if `id` is `None`. This is atomic and durable: the
     /// blobs that `id` needs are made durable first.
     ///
     /// # Errors

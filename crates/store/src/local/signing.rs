@@ -18,8 +18,8 @@ impl Manifest {
 }
 
 impl Snapshot {
-    /// The same snapshot with a signature of `key` in addition to those it has. Its id is another;
-    /// it becomes durable by [`Store::sign`] or [`crate::archive::export`].
+    /// The same snapshot with an additional signature of `key`, and so with another id.
+    /// [`Store::sign`] or [`crate::archive::export`] makes it durable.
     ///
     /// # Errors
     /// [`SealError::Library`](crate::SealError::Library) when signing fails.
@@ -32,8 +32,8 @@ impl Snapshot {
         self.with_manifest(manifest)
     }
 
-    /// The keys that the snapshot says it was signed by. Nothing was verified: that is what
-    /// [`Access::trusting`](crate::Access::trusting) does.
+    /// The keys of the snapshot's signatures, which are not verified.
+    /// [`Access::trusting`](crate::Access::trusting) verifies them.
     #[must_use]
     pub fn claimed_signers(&self) -> Vec<PublicKey> {
         claimed(&self.manifest().annotations)
@@ -41,11 +41,11 @@ impl Snapshot {
 }
 
 impl Store {
-    /// Adds a signature of `key` to the snapshot that `name` means, and makes `name` mean the
-    /// result, whose id is another.
+    /// Adds a signature of `key` to the snapshot that `name` means, and tags the result `name`,
+    /// whose id is another.
     ///
     /// # Errors
-    /// [`SaveError`] by cause; `name` means then what it meant before.
+    /// [`SaveError`] by cause; `name` is unchanged then.
     pub fn sign(&self, name: &str, key: &SigningKey) -> Result<Sha256, SaveError> {
         let mut staging = self.stage()?;
         loop {

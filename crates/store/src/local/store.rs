@@ -22,7 +22,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens a directory that is an image layout already.
+    /// Opens an existing image layout.
     ///
     /// # Errors
     /// [`OpenError::NotALayout`] for any other directory.
@@ -38,7 +38,7 @@ impl Store {
         Ok(Self { root })
     }
 
-    /// Opens a directory, making it an empty image layout first when it is missing or empty.
+    /// Opens a directory. A missing or empty one becomes an empty image layout.
     ///
     /// # Errors
     /// [`OpenError::NotALayout`] when it holds something else; an I/O error when it cannot be made.
@@ -78,7 +78,7 @@ impl Store {
         self.root.join("blobs").join("sha256")
     }
 
-    /// Where the blob named `digest` is.
+    /// The path of the blob with this digest.
     #[must_use]
     pub fn blob_path(&self, digest: Sha256) -> PathBuf {
         self.blob_dir().join(digest.hex())
@@ -167,11 +167,11 @@ impl Store {
         Ok(manifests)
     }
 
-    /// The snapshot that `name` means: a tag, or a manifest digest in the form `sha256:…`. Where
-    /// nothing is named `latest`, it means the only snapshot, named or not.
+    /// Resolves a tag, or a manifest digest in the form `sha256:…`. If no snapshot has the tag
+    /// `latest`, that resolves to the only snapshot, with or without a tag.
     ///
     /// # Errors
-    /// [`OpenError::NoSuchName`] with the names there are.
+    /// [`OpenError::NoSuchName`] with the existing names.
     pub fn resolve(&self, name: &str) -> Result<Sha256, OpenError> {
         Ok(self.resolve_named(name)?.0)
     }

@@ -152,8 +152,8 @@ impl CacheFile {
     }
 }
 
-/// Removes cached blobs, the longest unused first, until at most `max_bytes` are taken. Processes
-/// that use a removed blob can continue. Returns the bytes given back.
+/// Removes the least recently used blobs of a cache until it has at most `max_bytes`. Processes
+/// that use a removed blob can continue. Returns the freed bytes.
 ///
 /// # Errors
 /// An I/O error; the cache stays usable.

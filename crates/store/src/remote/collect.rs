@@ -1,7 +1,8 @@
-//! Collection in object stores: objects that no name reaches are removed, while others write.
+//! Garbage collection in object stores: removes objects that are unreachable from names, while
+//! others write.
 //!
-//! Promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a
-//! lock that a killed process could hold. Three rules make that so:
+//! Promises: a snapshot with a name, or one that gets a name while a collection runs, stays
+//! complete. Nothing waits for a lock that a killed process could hold. Three rules make that so:
 //! * A writer takes an object for sent only while it is younger than `TRUSTED`; an older one it
 //!   sends again, which makes it young. Only what is older than the grace, twice that at least, is
 //!   removed. So the objects of a writer are not removed before they have a name, if that takes
@@ -28,7 +29,7 @@ use crate::local::collect::CollectionReport;
 use crate::local::live_set::{LiveSet, MAX_FOREIGN, reach};
 use crate::{OpenError, Sha256};
 
-/// The least age at which an object without a name is removed.
+/// Minimum age of an object without a name that is removed.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(48 * 3600);
 /// A writer that takes longer from its first look at an object to its name looks again.
 const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
@@ -37,10 +38,10 @@ const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Objects that are removed under one mark.
 const BATCH: usize = 256;
-/// How often a writer looks again because of a concurrent collection.
+/// Maximum repetitions of a writer because of a concurrent collection.
 const ROUNDS: usize = 5;
 
-/// A program that names objects of a store by digest, and keeps those names elsewhere.
+/// A program that refers to objects of a store by digest, and stores these references elsewhere.
 pub struct GcRoot<'a> {
     /// As in [`Remote::claim`].
     pub name: &'a str,
@@ -65,8 +66,8 @@ impl ReadTime {
 }
 
 impl Remote {
-    /// Says that objects of this remote are named elsewhere, so that a collection without those
-    /// names is refused.
+    /// Declares that references to objects of this remote are stored elsewhere, so that a
+    /// collection without them is refused.
     ///
     /// # Errors
     /// [`RemoteError`] by cause.
@@ -74,9 +75,9 @@ impl Remote {
         self.block_on(self.backend.claim(keeper))
     }
 
-    /// Removes what is older than `grace` and reached neither by a name of this remote nor by one
-    /// of its keeper's. Others may continue to write and read; an opened snapshot without a name
-    /// loses the parts that it has not read.
+    /// Removes objects that are older than `grace` and reachable neither from a name of this remote
+    /// nor from a reference of its keeper. Other processes may read and write during that. An opened
+    /// snapshot without a name loses the parts that it has not read.
     ///
     /// # Errors
     /// [`RemoteError`] by cause: above all when objects are named by another user, or by no user.

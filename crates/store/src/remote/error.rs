@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::{OpenError, SaveError, Sha256};
 
-/// Why another part failed.
+/// The cause of a failure in another part.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// A remote could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
-    /// The address is not one this build understands.
+    /// The address is invalid, or this build does not support it.
     #[error("`{url}` is not a remote: {why}")]
     Url {
         /// The address.
@@ -21,7 +21,7 @@ pub enum RemoteError {
         /// Why.
         why: String,
     },
-    /// The store refused, or did not answer properly.
+    /// The store refused the request, or gave an invalid answer.
     #[error("{what}: {}", with_causes(source))]
     Object {
         /// Which object.
@@ -74,7 +74,7 @@ pub enum RemoteError {
     Timeout {
         /// Which object.
         what: String,
-        /// How long each attempt was given.
+        /// Time limit of each attempt.
         after: Duration,
     },
     /// A request failed, and was not tried again because the retry budget of the remote is spent.
@@ -85,7 +85,7 @@ pub enum RemoteError {
         /// The error of the last attempt.
         source: Box<Self>,
     },
-    /// The store sent fewer or more bytes than were asked for.
+    /// The store sent fewer or more bytes than requested.
     #[error("{what}: the server sent {found} bytes instead of {wanted}")]
     Length {
         /// Which object.
@@ -95,7 +95,7 @@ pub enum RemoteError {
         /// Bytes asked for.
         wanted: u64,
     },
-    /// An object does not have the digest it is named by.
+    /// An object does not match the digest in its name.
     #[error("the object {expected} has digest {found}: it was damaged on the server or on the way")]
     Digest {
         /// The name.
@@ -103,7 +103,7 @@ pub enum RemoteError {
         /// Its real digest.
         found: Sha256,
     },
-    /// Others kept changing the names.
+    /// Other writers kept changing the names.
     #[error("`{0}` could not be named: others change the names all the time; try again")]
     Contended(String),
     /// The store writes although the condition of a write does not hold.
@@ -143,16 +143,16 @@ pub enum RemoteError {
     /// The keeper's names cannot be read.
     #[error("the names of snapshots in this store cannot be read")]
     Names(#[source] Cause),
-    /// The remote removes by itself what nothing names.
+    /// The remote collects unreferenced objects itself.
     #[error("a registry collects its own garbage: only object stores are collected")]
     NoCollection,
-    /// Collections went on all the time.
+    /// Collections ran without a pause.
     #[error("collections of the store went on all the time; try again")]
     Collected,
     /// The snapshot is damaged or of another kind.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The local store refused.
+    /// The local store failed.
     #[error(transparent)]
     Save(#[from] SaveError),
     /// Threads could not be started.
@@ -164,7 +164,7 @@ pub enum RemoteError {
 }
 
 impl RemoteError {
-    /// Whether the object is not there.
+    /// Whether the object does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(
@@ -191,7 +191,7 @@ impl RemoteError {
 }
 
 impl RemoteError {
-    /// Whether the server does not answer, rather than answer wrongly.
+    /// Whether the server does not answer, as opposed to a wrong answer.
     #[must_use]
     pub fn is_outage(&self) -> bool {
         self.may_pass() && !matches!(self, Self::Length { .. })

@@ -4,7 +4,8 @@ use super::{Remote, RemoteError};
 use crate::local::list::{Extent, ListEntry};
 
 impl Remote {
-    /// Every name, in order, and how large what it means is. Fetches the names and every manifest.
+    /// Lists every name in order, with the size of its snapshot. It fetches the names and every
+    /// manifest.
     ///
     /// # Errors
     /// As [`Remote::tags`].

@@ -1,8 +1,8 @@
-//! Opening a snapshot where it is, with few round trips.
+//! Opens a snapshot in place, with few round trips.
 //!
-//! One after the other: what the name means, the manifest (in a registry the same request), then at
-//! once the configuration and the end of every layer, which holds its index. The next request is
-//! for pages.
+//! The requests in order: the name, the manifest (in a registry the same request), then together
+//! the configuration and the end of every layer, which has its index. The next request is for
+//! pages.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::turn::{JournalFile, JournalPlace, MAX_JOURNAL, RemoteJournal};
 use crate::{OpenError, Sha256, Snapshot};
 
 impl Remote {
-    /// Opens a snapshot where it is: fetches manifest, configuration and the index of every layer;
-    /// pages follow when they are read.
+    /// Opens a snapshot in place. It fetches manifest, configuration and the index of every layer,
+    /// and pages when they are read.
     ///
     /// # Errors
     /// [`RemoteError`] by cause.
@@ -30,8 +30,8 @@ impl Remote {
         self.load_by(name, &Access::new())
     }
 
-    /// As [`Remote::load`], if the snapshot is what `access` demands: signed by a trusted key, or
-    /// sealed with the given one.
+    /// As [`Remote::load`], for a snapshot that meets the demands of `access`: signed by a trusted
+    /// key, or sealed with the given one.
     ///
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Remote::load`].

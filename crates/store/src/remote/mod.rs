@@ -1,4 +1,4 @@
-//! Snapshots on servers: object stores (S3 and what speaks it, Google's, Azure's), OCI registries,
+//! Snapshots on servers: object stores (S3 and compatible ones, Google's, Azure's), OCI registries,
 //! or a directory.
 //!
 //! An object store holds the same layout as a local [`Store`](crate::Store), object for file, so
@@ -10,10 +10,10 @@
 //!
 //! Promises: a name changes its target last and at once, so a push that is killed leaves the old
 //! target or the new one; every request has a time limit and a bounded number of attempts, so a
-//! dead server is an error and not a hang; a server that is away for a moment costs its guests that
-//! moment ([`RetryPolicy::outage`]); a server that fails most requests is not asked more often for
-//! that, because retries have a budget ([`Remote::retry_counts`]); few round trips are between
-//! [`Remote::load`] and the first page.
+//! dead server is an error and not a hang; a short outage of a server delays its guests by that
+//! time ([`RetryPolicy::outage`]); a server that fails most requests does not get more of them,
+//! because retries have a budget ([`Remote::retry_counts`]); [`Remote::load`] takes few round trips
+//! to the first page.
 //!
 //! Calls block. They must not be made from inside an asynchronous task.
 
@@ -122,7 +122,7 @@ impl Remote {
         Ok(Self { backend, threads, cache: None, name, budget, unanswered: Arc::default() })
     }
 
-    /// Uses any object store; requests that fail are repeated as `retry` says.
+    /// Uses any object store. `retry` is the policy for failed requests.
     ///
     /// # Errors
     /// [`RemoteError::Runtime`] when threads cannot be started.
@@ -144,16 +144,16 @@ impl Remote {
         Self { cache: Some(dir.into()), ..self.clone() }
     }
 
-    /// Begins to open the connections that [`Remote::load`] uses, and returns at once. A caller
-    /// with other work first, such as compiling the guest, saves the handshakes by this; it costs
-    /// four small requests.
+    /// Starts to open the connections that [`Remote::load`] uses, and returns at once. A caller
+    /// that has other work first, such as compiling the guest, saves the time of the handshakes. It
+    /// costs four small requests.
     pub fn prepare(&self) {
         if let Ok(runtime) = self.threads.runtime() {
             self.backend.prepare(runtime.handle());
         }
     }
 
-    /// The name that the address itself carries: the tag or digest of an `oci://` address.
+    /// The name in the address: the tag or digest of an `oci://` address.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
@@ -166,8 +166,8 @@ impl Remote {
         self.budget.counts()
     }
 
-    /// The names in the remote, in order. In a registry they are all tags of the repository,
-    /// whatever they mean.
+    /// The names in the remote, in order. In a registry they are all tags of the repository, also
+    /// those of other artifacts.
     ///
     /// # Errors
     /// A damaged `index.json`, or a server that does not answer.

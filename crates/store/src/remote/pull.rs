@@ -26,13 +26,13 @@ const UNCHECKED: u64 = 64 << 20;
 const IN_FLIGHT: usize = 8;
 
 impl Remote {
-    /// Copies the snapshot that `name` means in the remote to `local`, and makes `local_name` mean
-    /// it. Layers are stored as `encoding` says, those of a sealed snapshot as they are. Blobs that
-    /// are there already are not fetched again. Signatures come along. A session and the lengths of
-    /// sealed layers have the default limits.
+    /// Copies the snapshot that `name` means in the remote to `local`, and tags it `local_name`.
+    /// Layers get the encoding `encoding`, except those of a sealed snapshot. Existing blobs are
+    /// not fetched again. Signatures are copied. A session and the lengths of sealed layers have
+    /// the default limits.
     ///
     /// # Errors
-    /// [`RemoteError`] by cause; `local_name` means then what it meant before.
+    /// [`RemoteError`] by cause; `local_name` is unchanged then.
     pub fn pull(
         &self,
         local: &Store,

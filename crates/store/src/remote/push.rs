@@ -16,12 +16,12 @@ use crate::{FoldOptions, OpenError, ReplacedName, SaveError, Sha256, Snapshot, S
 /// Maximum bytes of a blob that one request sends.
 const MAX_SINGLE_REQUEST: u64 = 8 << 20;
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes copied or found to be there already.
+    /// Bytes copied, or present already.
     pub done: u64,
-    /// Bytes in all, as far as known: compression shrinks it on the way.
+    /// Total bytes, as far as known. Compression reduces it during the copy.
     pub total: u64,
 }
 
@@ -49,14 +49,14 @@ impl Source for Vec<u8> {
 }
 
 impl Remote {
-    /// Copies `snapshot`, of `local` or of an archive, and makes `name` mean it. Layers are stored
-    /// as `encoding` says; blobs that the remote has already are not sent again. Returns its id
-    /// there, which differs from the local one when layers were compressed on the way.
+    /// Copies `snapshot`, of `local` or of an archive, and tags it `name`. Layers get the encoding
+    /// `encoding`. Blobs that the remote has are not sent again. Returns the id in the remote,
+    /// which differs from the local one if layers were compressed.
     ///
     /// Compressed copies of raw layers stay in `local` until its next `gc`.
     ///
     /// # Errors
-    /// [`RemoteError`] by cause; `name` means then what it meant before.
+    /// [`RemoteError`] by cause; `name` is unchanged then.
     pub fn push(
         &self,
         local: &Store,
@@ -99,8 +99,7 @@ impl Remote {
     }
 
     /// Copies `snapshot` as [`Remote::push`] does, but gives it no name: it is opened by the id
-    /// that this returns. A caller that keeps ids elsewhere saves every push the write of the one
-    /// file of names.
+    /// that this returns. A caller that stores ids elsewhere avoids the write of the file of names.
     ///
     /// # Errors
     /// As [`Remote::push`].

@@ -32,18 +32,18 @@ const SLOWEST: u64 = 16 << 10;
 /// Bytes a second of one answer on such a line, which 16 requests share.
 const SLOWEST_ANSWER: u64 = SLOWEST / 16;
 
-/// How often and how long a request is tried.
+/// Attempts and time limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// Attempts in all.
+    /// Number of attempts.
     pub attempts: u32,
     /// Time allowed for one attempt, counted from its last progress.
     pub timeout: Duration,
     /// Pause after the first failure; doubled after each, up to two seconds.
     pub pause: Duration,
-    /// How long pages of a snapshot that is open already are asked for, however many attempts that
-    /// takes, while the server is away: guests live on once it is back. Not above the pager's own
-    /// limit.
+    /// Time for which pages of an open snapshot are requested while the server is unreachable,
+    /// regardless of the number of attempts, so that guests continue once it is back. At most the
+    /// pager's own limit.
     pub outage: Duration,
 }
 

@@ -65,7 +65,7 @@ impl Remote {
     /// turns to follow.
     ///
     /// # Errors
-    /// As [`Remote::push_turns`]; `name` means then what it meant before.
+    /// As [`Remote::push_turns`]; `name` is unchanged then.
     pub fn begin_turns(
         &self,
         name: &str,

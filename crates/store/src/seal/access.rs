@@ -1,5 +1,4 @@
-//! The terms on which a snapshot is opened: who must have signed it, the key that opens it, and
-//! what it may ask for.
+//! The demands on a snapshot that is opened: its signers, its key, and its limits.
 
 use super::SealKey;
 #[cfg(feature = "seal")]
@@ -18,13 +17,13 @@ pub struct Access {
 }
 
 impl Access {
-    /// Demands no signature, opens what is not sealed, and keeps to the default [`Limits`].
+    /// No demands of signatures or seals, and the default [`Limits`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Demands a signature by one of `keys`. With no key at all nothing opens.
+    /// Demands a signature by one of `keys`. Without a key no snapshot opens.
     #[cfg(feature = "seal")]
     #[must_use]
     pub fn trusting(mut self, keys: impl IntoIterator<Item = PublicKey>) -> Self {
@@ -32,8 +31,8 @@ impl Access {
         self
     }
 
-    /// Opens what was sealed with `key`, and nothing else: a snapshot that is not sealed might be
-    /// anyone's.
+    /// Opens only snapshots that are sealed with `key`. One that is not sealed could be from
+    /// anyone.
     #[cfg(feature = "seal")]
     #[must_use]
     pub fn with_key(mut self, key: SealKey) -> Self {
@@ -46,7 +45,7 @@ impl Access {
         Self { key, ..self }
     }
 
-    /// Refuses what asks for more than `limits`.
+    /// Refuses snapshots beyond `limits`.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;

@@ -53,7 +53,7 @@ fn aead(key: &[u8; 32]) -> Result<LessSafeKey, SealError> {
         .map_err(|_| SealError::Library("the key is invalid"))
 }
 
-/// How many bytes are derived.
+/// Number of derived bytes.
 struct Length(usize);
 
 impl KeyType for Length {
@@ -70,7 +70,7 @@ fn derive<const N: usize>(from: &Prk, what: &[u8]) -> Result<[u8; N], SealError>
     Ok(out)
 }
 
-/// A user's key, 256 bits, which snapshots are sealed with. Cheap to clone; never printed.
+/// A key of 256 bits that seals snapshots. Cheap to clone; never printed.
 #[derive(Clone)]
 pub struct SealKey(Arc<Inner>);
 
@@ -111,7 +111,7 @@ impl SealKey {
         Self::from_bytes(random()?)
     }
 
-    /// The key with these bytes, which must be random, so a password is not enough.
+    /// The key with these bytes. They must be random: do not use a password.
     ///
     /// # Errors
     /// [`SealError::Library`] when the library refuses.
@@ -301,7 +301,7 @@ impl SealedBlob {
         Ok(())
     }
 
-    /// Reads and decrypts the chunks `first .. end` to `bytes`. Wrong ones are asked for once more
+    /// Reads and decrypts the chunks `first .. end` to `bytes`. Wrong ones are asked for again
     /// where that may help.
     fn read_chunks(&self, first: u64, end: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let place = self.place(first, end);

@@ -4,7 +4,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::{OpenError, Origin, Snapshot};
 
-/// How two snapshots differ.
+/// The difference of two snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Runs of pages that differ; a page past the end of one counts as zero there.
@@ -23,9 +23,8 @@ impl Difference {
     }
 }
 
-/// Compares two snapshots. Pages that both read from the same place of the same layer are equal
-/// without being read, so snapshots with a common ancestor compare in proportion to the pages that
-/// changed.
+/// Compares two snapshots. Pages at the same place of the same layer are equal and not read, so the
+/// comparison of relatives costs the pages that changed.
 ///
 /// # Errors
 /// [`OpenError`] when pages cannot be read or are damaged.

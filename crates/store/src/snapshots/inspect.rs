@@ -29,7 +29,7 @@ pub struct Inspection {
     pub working_set_pages: usize,
     /// Pages that the turns of a session changed.
     pub turned_pages: usize,
-    /// The turns of a session that follow on the layers, if it is one's.
+    /// The turns of a session after the layers, if it is a session.
     pub turns: Option<Turns>,
     /// Every layer, bottom first, the working set last.
     pub layers: Vec<LayerInspection>,
@@ -44,7 +44,7 @@ pub struct LayerInspection {
     pub root: String,
     /// Its purpose.
     pub role: Role,
-    /// How pages are stored.
+    /// Encoding of the pages.
     pub encoding: Encoding,
     /// Length of the blob.
     pub bytes: u64,

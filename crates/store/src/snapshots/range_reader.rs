@@ -1,4 +1,4 @@
-//! Reading a snapshot whose layers are far away: what is scattered is asked for at once.
+//! Reads scattered pages of a remote snapshot with few requests.
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 
@@ -12,7 +12,7 @@ const WINDOW: usize = 4096;
 type Parts<'a> = Vec<(u64, &'a mut [u8])>;
 
 impl Snapshot {
-    /// Whether reading costs round trips, so that it pays to ask for much at once.
+    /// Whether reads cost round trips, so that large requests are better.
     #[must_use]
     pub fn is_distant(&self) -> bool {
         self.layers().iter().any(Layer::is_distant)

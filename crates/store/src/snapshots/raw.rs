@@ -65,7 +65,7 @@ impl FilePages {
     }
 }
 
-/// Why the holes of a file do not show what it leaves to a parent.
+/// The reason why the holes of a file do not show its unchanged pages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiffError {
@@ -117,7 +117,7 @@ impl FilePages {
     }
 }
 
-/// A memory image that has holes where it is as in a parent, over that parent.
+/// A memory image over its parent: holes stand for pages of the parent.
 #[derive(Debug)]
 pub struct DiffPages<'a> {
     file: FilePages,
@@ -129,7 +129,7 @@ impl<'a> DiffPages<'a> {
     /// The image in `file` over `parent`.
     ///
     /// # Errors
-    /// [`DiffError`] where the holes of the file do not show what it leaves to the parent.
+    /// [`DiffError`] if the holes of the file do not show its unchanged pages.
     pub fn new(file: FilePages, parent: &'a Snapshot) -> Result<Self, DiffError> {
         let changed = file.difference(parent.pages())?;
         Ok(Self { file, parent, changed })
@@ -188,8 +188,8 @@ impl Pages for FilePages {
 
 impl Snapshot {
     /// Writes the memory to a new file at `path`: a raw image with holes where pages are zero.
-    /// Every page is checked on the way; `progress` receives the number of pages done. The file
-    /// appears when it is whole.
+    /// Every page is checked. `progress` receives the number of written pages. The file appears
+    /// once it is complete.
     ///
     /// # Errors
     /// [`SaveError::Io`] when `path` exists or cannot be written, [`SaveError::Open`] when pages

@@ -141,7 +141,7 @@ impl Snapshot {
         &self.body.config.guest
     }
 
-    /// Refuses another guest build, by name.
+    /// Checks that the snapshot fits a guest build.
     ///
     /// # Errors
     /// [`OpenError::Guest`] with the first difference.
@@ -167,13 +167,13 @@ impl Snapshot {
         self.map().pages()
     }
 
-    /// The limits that the snapshot keeps to: those that it was opened with.
+    /// The limits with which the snapshot was opened.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.body.limits
     }
 
-    /// Where each page is.
+    /// The location of each page.
     #[must_use]
     pub fn map(&self) -> &PageMap {
         self.turned().map_or(&self.body.stack.map, |turned| &turned.map)
@@ -219,7 +219,7 @@ impl Snapshot {
     /// run, in address order.
     ///
     /// # Errors
-    /// [`OpenError::Layer`] when the copy does not have its digest; whatever `each` returns.
+    /// [`OpenError::Layer`] when the copy does not match its digest, and any error of `each`.
     pub fn read_working_set<E: From<OpenError>>(
         &self,
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,

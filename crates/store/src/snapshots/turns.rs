@@ -23,11 +23,11 @@ pub(crate) struct SnapshotWithTurns {
     last: [u8; 32],
 }
 
-/// The turns that follow on a snapshot.
+/// The turns after a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Turns {
-    /// How many.
+    /// Number of turns.
     pub count: usize,
     /// Length of their file.
     pub bytes: u64,
@@ -74,7 +74,7 @@ impl SnapshotWithTurns {
 }
 
 impl Snapshot {
-    /// The turns of a session that follow on the layers; none for a snapshot that is no session's.
+    /// The turns of a session after the layers; `None` if the snapshot is not a session.
     #[must_use]
     pub fn turns(&self) -> Option<Turns> {
         self.turned().map(|turned| turned.turns)
@@ -85,8 +85,8 @@ impl Snapshot {
         self.turned().map(|turned| turned.last)
     }
 
-    /// The journal of the session, to append to it. None for a snapshot that is no session's.
-    /// Appends fail once the name that the snapshot was opened by means something else.
+    /// The journal of the session, for further turns; `None` if the snapshot is not a session.
+    /// Appends fail once the name of the snapshot has another target.
     ///
     /// # Errors
     /// [`SaveError::Io`].

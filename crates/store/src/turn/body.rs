@@ -1,8 +1,7 @@
-//! The program of a turn: parsing, with every number checked before it is used, and what it does.
+//! The program of a turn: parsing, which checks every number before its use, and execution.
 //!
-//! Numbers are little-endian base 128 (LEB128). First come the steps that make the pages, as many
-//! as it takes to make those that the header says; then, in the same way, those that make the
-//! state. Nothing follows.
+//! Numbers are little-endian base 128 (LEB128). The steps that make the pages of the header come
+//! first, and then those that make the state. Nothing follows.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! Makes turns: what is equal is taken over, what changed is stored in the shorter of two ways.
+//! Makes turns: equal parts are copied from the parent, and changes are stored in the shorter of
+//! two forms.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -262,7 +263,7 @@ fn make_state(body: &mut Vec<u8>, was: &[u8], now: &[u8]) {
     copy(body, was.len() - suffix, suffix);
 }
 
-/// How many bytes both begin with.
+/// Length of the common prefix of both.
 fn same_start(one: &[u8], two: &[u8]) -> usize {
     let pairs = one.chunks_exact(BLOCK).zip(two.chunks_exact(BLOCK));
     let whole = pairs.take_while(|(a, b)| a == b).count() * BLOCK;
@@ -270,7 +271,7 @@ fn same_start(one: &[u8], two: &[u8]) -> usize {
     whole + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// How many bytes both end with.
+/// Length of the common suffix of both.
 fn same_end(one: &[u8], two: &[u8]) -> usize {
     let pairs = one.rchunks_exact(BLOCK).zip(two.rchunks_exact(BLOCK));
     let whole = pairs.take_while(|(a, b)| a == b).count() * BLOCK;

@@ -1,9 +1,9 @@
-//! Journals: the turns of a session, one after the other: in a local store in one file, in an
-//! object store in an object each.
+//! Journals: the turns of a session in order, in a local store as one file, in an object store as
+//! one object each.
 //!
-//! A session that is saved after every turn must not pay for a snapshot each time, three files and
-//! their directories. So its name means a snapshot that says: and then the turns in this journal. A
-//! turn is one write behind the last, and one `fdatasync`; or one request.
+//! A snapshot for every turn would cost three files and their directories. So the name of a session
+//! is that of a snapshot which refers to the turns in this journal. A turn is one appending write
+//! and one `fdatasync`, or one request.
 //!
 //! Promises: a turn that was appended is on disk. A writer that is killed at any moment leaves all
 //! turns that were appended before, and the last one whole or not at all. Turns are checked when
@@ -217,7 +217,7 @@ impl JournalFile {
         Ok(last)
     }
 
-    /// How many turns there are.
+    /// Number of turns.
     pub(crate) fn turns(&self) -> usize {
         self.frames.len()
     }
@@ -309,7 +309,7 @@ impl FileJournal {
 #[derive(Debug)]
 pub struct Journal {
     tape: JournalBackend,
-    /// The manifest that it belongs to.
+    /// The manifest of its snapshot.
     base: Sha256,
     key: Option<SealKey>,
     end: u64,
@@ -392,13 +392,13 @@ impl Journal {
         self.last
     }
 
-    /// The manifest that it belongs to.
+    /// The manifest of its snapshot.
     #[must_use]
     pub fn base(&self) -> Sha256 {
         self.base
     }
 
-    /// How many turns there are.
+    /// Number of turns.
     #[must_use]
     pub fn turns(&self) -> usize {
         self.turns
@@ -431,7 +431,7 @@ impl Journal {
         if size > limit { Err(SaveError::TooLarge { what, size, limit }) } else { Ok(()) }
     }
 
-    /// Its file, where it has one.
+    /// Its file, if it has one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.tape {
@@ -450,13 +450,12 @@ impl Journal {
         }
     }
 
-    /// Appends a turn, durably, and returns how many bytes that took. Signed where there is a key
-    /// to sign with.
+    /// Appends a turn durably, and returns its bytes. It is signed if the journal has a key.
     ///
     /// # Errors
-    /// [`SaveError::Moved`] when another writer has appended turns, or the name means something
-    /// else by now; [`SaveError`] by cause. The session is saved then as it was before, or, if a
-    /// remote gave no answer, with this turn: [`Journal::settle`] shows which.
+    /// [`SaveError::Moved`] when another writer has appended turns, or the name has another target;
+    /// [`SaveError`] by cause. The session is saved then as it was before, or, if a remote gave no
+    /// answer, with this turn: [`Journal::settle`] shows which.
     pub fn append(&mut self, turn: &Turn, sign: Option<&Signer<'_>>) -> Result<u64, SaveError> {
         self.settle()?;
         check_parent(turn, &self.last).map_err(|_| self.moved())?;
@@ -507,9 +506,8 @@ impl Journal {
         Ok(len)
     }
 
-    /// Puts the last turn again if a remote gave no answer to it, and returns whether there was
-    /// one. The next turn follows on it then. A request that is still under way can put nothing
-    /// else there.
+    /// Repeats the last turn if a remote gave no answer to it, and returns whether there was one.
+    /// The next turn then follows it. A request in progress cannot put another turn there.
     ///
     /// # Errors
     /// [`SaveError::Moved`] when another writer has put a turn there; [`SaveError`] by cause, after

@@ -1,12 +1,12 @@
-//! Turns: what a session's memory and state became since they were last saved, below the page.
+//! Turns: the changes of a session's memory and state since its last save, in runs of bytes.
 //!
-//! A turn is a short program that makes a memory out of its parent's: runs of pages that are taken
-//! over, pages of zeros, pages that are patched in a few runs of bytes, and whole pages where that
-//! is shorter. The guest's own state is made in the same way. `docs/format.md` says every byte.
+//! A turn is a short program that makes a memory from that of its parent: copied runs of pages,
+//! zero pages, pages with patched runs of bytes, and whole pages if they are shorter. The guest's
+//! own state is made in the same way. `docs/format.md` describes every byte.
 //!
-//! Promises: a turn applies to the parent that it names and to no other; a program that was parsed
-//! makes exactly as many pages and bytes as it says, takes over only what the parent has, and
-//! patches only inside of a page. May break it: nothing outside.
+//! Promises: a turn applies to the parent that it names and to no other; a parsed program makes
+//! exactly the pages and bytes of its header, copies only pages of the parent, and patches only
+//! within a page. May break it: nothing outside.
 
 mod body;
 mod build;
@@ -254,7 +254,7 @@ impl Turn {
         Ok(())
     }
 
-    /// The guest's state after, out of that before.
+    /// The guest's state after the turn, from that before it.
     ///
     /// # Errors
     /// [`TurnError::Parent`] for a state of another length, [`TurnError::Program`].
@@ -263,10 +263,10 @@ impl Turn {
         body::state(&self.body, self.shape.state_at, before, self.head.state as usize)
     }
 
-    /// Hands out what the memory after is made of, in order.
+    /// Passes the parts of the memory after the turn to `take`, in order.
     ///
     /// # Errors
-    /// Whatever `take` returns.
+    /// Any error of `take`.
     pub fn pieces<E>(&self, mut take: impl FnMut(TurnPiece<'_>) -> Result<(), E>) -> Result<(), E> {
         for step in self.steps() {
             take(match step {

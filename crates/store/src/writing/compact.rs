@@ -8,10 +8,10 @@ use crate::writing::layer_writer::{Plan, write_layer};
 use crate::writing::save::{descriptor, write_snapshot};
 use crate::{Pages, SaveError, Sha256, Snapshot, Store};
 
-/// How to compact.
+/// Options of a compaction.
 #[derive(Clone, Debug)]
 pub struct CompactOptions {
-    /// How the pages of the one layer are stored.
+    /// Encoding of the layer.
     pub encoding: Encoding,
     /// Whether the working set is kept.
     pub working_set: bool,
@@ -24,15 +24,14 @@ impl Default for CompactOptions {
 }
 
 impl Store {
-    /// Writes `snapshot` as a single layer and makes `name` mean the result. It has no pages that
-    /// upper layers hide, and the snapshot names no parent.
+    /// Writes `snapshot` as a single layer and tags the result `name`. It has no pages that upper
+    /// layers hide, and the snapshot names no parent.
     ///
-    /// Where the name means `snapshot`, turns and saves that arrive meanwhile are not lost: the
-    /// result is refused.
+    /// If the name is that of `snapshot`, turns and saves that arrive in the meantime are not lost:
+    /// the result is refused.
     ///
     /// # Errors
-    /// [`SaveError::Moved`] for those; [`SaveError`] by cause; the name means then what it meant
-    /// before.
+    /// [`SaveError::Moved`] for those; [`SaveError`] by cause; the name is unchanged then.
     pub fn compact(
         &self,
         name: &str,

@@ -1,7 +1,7 @@
-//! Going on with a session, and folding its turns into a layer.
+//! Continues a session, and folds its turns into a layer.
 //!
-//! Promises: folding does not change what the session is. A writer that is killed during it leaves
-//! the turns or the layer.
+//! Promises: folding does not change the state of the session. A writer that is killed during it
+//! leaves the turns or the layer.
 
 use crate::format::manifest::print;
 use crate::layers::blob_sink::BlobSink;
@@ -16,13 +16,13 @@ use crate::{
     Store,
 };
 
-/// How turns are folded.
+/// Options of folding turns.
 #[derive(Clone, Debug)]
 pub struct FoldOptions {
-    /// How pages are stored.
+    /// Encoding of the pages.
     pub encoding: Encoding,
-    /// Layers that the result may have. A stack that would be higher is written whole: as one
-    /// layer, or as four from 256 MiB on.
+    /// Maximum layers of the result. A higher stack is written whole: as one layer, or as four from
+    /// 256 MiB on.
     pub layers: usize,
     /// Sign the result.
     #[cfg(feature = "seal")]
@@ -72,7 +72,7 @@ impl Store {
     ///
     /// # Errors
     /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another target than
-    /// `replaced`; the name means then what it meant before.
+    /// `replaced`; the name is unchanged then.
     pub fn begin_turns(
         &self,
         name: &str,
@@ -89,8 +89,7 @@ impl Store {
     ///
     /// # Errors
     /// [`SaveError::Moved`] when the name means something else, or the session has other turns than
-    /// `journal`; [`SaveError`] by cause. The name means then what it meant before, and `journal`
-    /// is as good as before.
+    /// `journal`; [`SaveError`] by cause. The name and `journal` are unchanged then.
     pub fn fold_turns(
         &self,
         name: &str,

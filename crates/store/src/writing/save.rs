@@ -33,26 +33,25 @@ use crate::{
     FoldOptions, GuestBuild, NameCondition, Pages, SaveError, SealError, Sha256, Snapshot, Store,
 };
 
-/// How a snapshot is written.
+/// Options of writing a snapshot.
 #[derive(Clone, Debug)]
 pub struct SnapshotOptions {
-    /// How pages are stored: raw ones can be mapped, compressed ones travel well.
+    /// Encoding of the pages: raw ones can be mapped, compressed ones are smaller.
     pub encoding: Encoding,
     /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
-    /// same store are copied. Where it has as many layers as the format allows, the memory is
-    /// written whole.
+    /// same store are copied. If it has the maximum number of layers, the memory is written whole.
     pub parent: Option<Snapshot>,
     /// With a parent: the only pages that can differ from it, in order and without overlap. Without
     /// it all pages are compared.
     pub changed: Option<Vec<PageRange>>,
-    /// The pages in `changed` do differ from the parent: they are stored, and nothing of the parent
-    /// is read.
+    /// The pages in `changed` were compared and differ from the parent. They are stored, and the
+    /// parent is not read.
     pub compared: bool,
     /// Pages to copy into a working-set layer, which is read first. In order and without overlap.
     pub working_set: Vec<PageRange>,
     /// The target that the name must have.
     pub condition: NameCondition,
-    /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
+    /// Seal the snapshot with this key. A delta is always sealed with the key of its parent.
     #[cfg(feature = "seal")]
     pub seal: Option<SealKey>,
     /// Sign the snapshot.
@@ -78,23 +77,23 @@ impl Default for SnapshotOptions {
     }
 }
 
-/// A snapshot to write: its guest, and how it is written.
+/// A snapshot to write: its guest, and options.
 #[derive(Clone, Debug)]
 pub struct SaveRequest {
     /// The guest build the memory belongs to.
     pub guest: GuestBuild,
     /// The guest's own state: at most 64 MiB.
     pub state: Vec<u8>,
-    /// How it is written.
+    /// Options of writing it.
     pub options: SnapshotOptions,
 }
 
 /// The time that a save takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveTimes {
-    /// From its beginning to its first write of a blob: pages are read and compared.
+    /// Time before the first write of a blob, in which pages are read and compared.
     pub before_write: Duration,
-    /// The time after that, until the name has its new target on disk.
+    /// Time from then until the name has its new target on disk.
     pub write: Duration,
 }
 
@@ -123,12 +122,12 @@ impl SnapshotOptions {
 }
 
 impl Store {
-    /// Saves `memory` under `name` and returns its id. A name that is in use changes its target
-    /// once everything is on disk; programs that have the old snapshot open keep it.
+    /// Saves `memory` under `name` and returns its id. An existing name changes its target once
+    /// everything is on disk. Programs that have the old snapshot open keep it.
     ///
     /// # Errors
     /// [`SaveError`] by cause, [`SaveError::Moved`] where the name has another target than
-    /// [`SnapshotOptions::condition`]; the name means then what it meant before.
+    /// [`SnapshotOptions::condition`]; the name is unchanged then.
     pub fn save(
         &self,
         name: &str,
@@ -159,10 +158,10 @@ impl Store {
     }
 
     /// Records a working set with a snapshot that exists: writes the compact copy of `pages` and
-    /// makes `name` mean the snapshot with it. Layers are shared with the old one.
+    /// tags the snapshot with it `name`. Layers are shared with the old one.
     ///
     /// # Errors
-    /// [`SaveError`] by cause; the name means then what it meant before.
+    /// [`SaveError`] by cause; the name is unchanged then.
     pub fn set_working_set(
         &self,
         name: &str,

@@ -29,7 +29,7 @@ pub struct ProcessMemory {
     smaps: File,
 }
 
-/// How a range of a process is mapped.
+/// The mapping of a range of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingKind {
     /// Whether all of it is registered with a userfaultfd for missing pages.

@@ -1,7 +1,7 @@
 //! Sealed memory files that processes share.
 //!
 //! The kernel refuses every change of a file with the four seals: writes, holes, other lengths and
-//! shared writable mappings, for each process and for good. So a process needs no trust in the
+//! shared writable mappings, for each process and permanently. So a process needs no trust in the
 //! sender of such a file for its *immutability*, only for its content.
 //!
 //! A [`SealedMemfd`] is open for reading only. Each process gets its own open file description. A

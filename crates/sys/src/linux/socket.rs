@@ -25,7 +25,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::poll;
 use crate::{Call, SysError, inject};
 
-/// How long one wait of [`send_within`] takes before its limit is checked again.
+/// Maximum time of one wait of [`send_within`] before its limit is checked again.
 const SEND_TICK: Duration = Duration::from_millis(50);
 
 fn failed(call: Call) -> impl Fn(Errno) -> SysError {

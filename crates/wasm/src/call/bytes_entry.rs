@@ -10,16 +10,16 @@ use crate::call::store_calls::AsyncStore;
 use crate::call::stores::CallLimits;
 use crate::engine::call_path::CallPath;
 
-/// A handler that takes and gives bytes, resolved by [`crate::Warm::bytes_entry`]. It has one of
+/// A handler that takes and returns bytes, resolved by [`crate::Warm::bytes_entry`]. It has one of
 /// two forms:
 ///
 /// * `(len: i32) -> i64`. The guest also exports `afresh_buffer(len: i32) -> i32`, which returns
 ///   the address of an input buffer; the handler reads its input there and returns
 ///   `address << 32 | length` of its answer.
-/// * `(address: i32, len: i32)`, which reads its input where the guest's own allocator has made
-///   room for it: the first of `afresh_alloc`, `host_alloc`, `alloc` and `malloc` that it exports,
-///   `(len: i32) -> i32`. The guest and its allocator decide when the input is freed. It returns an
-///   answer as above, or an `i32`, which is a status like a program's: anything but 0 is a failure,
+/// * `(address: i32, len: i32)`, which reads its input from memory of the guest's own allocator:
+///   the first of `afresh_alloc`, `host_alloc`, `alloc` and `malloc` that it exports, `(len: i32)
+///   -> i32`. The guest and its allocator decide when the input is freed. It returns an answer as
+///   above, or an `i32`, which is a status like a program's: anything but 0 is a failure,
 ///   [`CallError::Exit`]; or nothing. Without an answer the call gives no bytes.
 #[derive(Clone, Debug)]
 pub struct BytesEntry {

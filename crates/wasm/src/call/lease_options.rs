@@ -10,8 +10,7 @@ use crate::call::stores::{CallLimits, Stores};
 use crate::host::watch::StopHandle;
 use crate::host::{Host, Output, Wasi};
 
-/// The limits of calls, where they differ from those of the lease or the guest. The default is
-/// nothing.
+/// Limits of calls that replace those of the lease or the guest. The default replaces none.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub struct CallOptions {
@@ -39,17 +38,17 @@ impl CallOptions {
         self
     }
 
-    /// Maximum bytes to which memories and tables grow together in the call, in place of
-    /// [`crate::GuestOptions::memory_limit`], which the guest must have. Memory that is larger
-    /// already stays.
+    /// Maximum bytes of memories and tables together in the call, in place of
+    /// [`crate::GuestOptions::memory_limit`], which the guest must have. Memory that is already
+    /// larger stays.
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
         self
     }
 
-    /// Maximum CPU time of each function that the call enters: that of its thread, with host
-    /// functions. It is checked at each tick of the epoch, so a call ends within a tick of its
-    /// limit, and never before it. The guest needs a [`crate::Watch`], which may be only
+    /// Maximum CPU time of each function that the call enters, including host functions. It is
+    /// checked at each tick of the epoch, so a call ends within a tick after its limit, and never
+    /// before. The guest needs a [`crate::Watch`], which may be only
     /// [stoppable](crate::Watch::stoppable). A guest with [`crate::GuestOptions::asynchronous`]
     /// refuses it, because its thread runs other tasks as well.
     pub fn cpu_time(mut self, limit: Duration) -> Self {
@@ -65,7 +64,7 @@ impl CallOptions {
     }
 }
 
-/// The options of one lease, where they differ from its guest's. The default is nothing.
+/// Options of one lease that replace those of its guest. The default replaces none.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct LeaseOptions {
@@ -106,18 +105,19 @@ impl LeaseOptions {
         self
     }
 
-    /// Maximum bytes to which each memory and table grows in its calls; as [`CallOptions::memory`].
+    /// Maximum bytes of memories and tables together in each of its calls; as
+    /// [`CallOptions::memory`].
     pub fn memory(mut self, bytes: usize) -> Self {
         self.calls = self.calls.memory(bytes);
         self
     }
 
     /// The WASI configuration of its calls, instead of [`crate::GuestOptions::wasi`]. Values that
-    /// the warm-up has read stay as they were: many C libraries copy arguments and environment when
-    /// they start. Directories that the guest's options give must be there too, at the same place
-    /// under the same name, though they may be others of the host; further ones come after them. A
-    /// file tree given here takes the place of the warm one, with nothing open in it; without one
-    /// the warm tree stays.
+    /// the warm-up has read do not change: many C libraries copy arguments and environment when
+    /// they start. Directories of the guest's options must be repeated in the same order under the
+    /// same names, but can be other host directories. Further directories follow them. A file tree
+    /// given here replaces the warm one, without open files. Without a tree here the warm one
+    /// stays.
     pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
         self.wasi = Some(wasi.into());
         self
@@ -129,9 +129,9 @@ impl LeaseOptions {
         self
     }
 
-    /// The response where all instances are in use, instead of that of
-    /// [`crate::GuestOptions::limits`]. A lease that waits as a task ([`crate::Warm::lease_async`])
-    /// waits until it is dropped, unless instances are made on demand.
+    /// The response if all instances are in use, in place of that of
+    /// [`crate::GuestOptions::limits`]. An asynchronous lease ([`crate::Warm::lease_async`]) waits
+    /// until it is dropped, unless instances are made on demand.
     pub fn exhausted(mut self, exhausted: LimitPolicy) -> Self {
         self.exhausted = Some(exhausted);
         self

@@ -1,4 +1,4 @@
-//! How the code of a guest is entered: as a plain call, or on a fiber that may wait.
+//! The entry into the code of a guest: a plain call, or a call on a fiber that may wait.
 //!
 //! wasmtime refuses plain calls into a store whose imports are asynchronous. So engine code that
 //! resets an instance uses the guest's path as well. It calls no host function, and completes in

@@ -90,7 +90,7 @@ impl Shape {
     }
 }
 
-/// How the slots of guest memories are made.
+/// The configuration of the slots of guest memories.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPolicy {
     pub(crate) strategy: Strategy,

@@ -1,8 +1,8 @@
 //! Compiled modules that guests of an engine use, shared between guests of one module.
 //!
 //! Promises: the key of a module is its source alone, and it is dropped with the last guest that
-//! uses it. No thread waits here for long, and a forked child does not wait: while
-//! another thread has the lock, the module is read or made once more.
+//! uses it. No thread waits here for long, and a forked child does not wait: while another thread
+//! has the lock, the module is read or made again.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

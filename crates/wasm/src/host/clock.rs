@@ -1,4 +1,4 @@
-//! The clock that guests read: it never goes back, in any state of the guest.
+//! The clock that guests read. It never goes backwards, in any state of the guest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

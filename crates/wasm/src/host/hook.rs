@@ -19,16 +19,16 @@ type HookFunction = dyn Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send +
 /// callback, and costs nothing.
 ///
 /// An error ends the call as an error of a host function does, with [`crate::CallError::Host`]
-/// unless it is a [`Trap`](wasmtime::Trap), and the instance goes the way of every call that
-/// failed. One that comes when the call is over takes the place of its result. A hook that panics
-/// ends the call with an error.
+/// unless it is a [`Trap`](wasmtime::Trap), and the instance is treated as after every failed call.
+/// An error at the end of the call replaces its result. A hook that panics ends the call with an
+/// error.
 #[derive(Clone, Default)]
 pub struct Hook(Option<Arc<HookFunction>>);
 
 impl Hook {
-    /// A hook that finds the state of the call in its host state ([`Host::state`], [`Host::data`]).
-    /// Where the guest calls a host function, or uses the runtime for more than an instruction, as
-    /// when a memory grows, that is [`CallHook::CallingHost`] and [`CallHook::ReturningFromHost`].
+    /// A hook with access to the host state of the call ([`Host::state`], [`Host::data`]). A call
+    /// of a host function, or of the runtime, as when a memory grows, is reported as
+    /// [`CallHook::CallingHost`] and [`CallHook::ReturningFromHost`].
     pub fn new(
         tell: impl Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {

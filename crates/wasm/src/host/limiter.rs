@@ -24,9 +24,9 @@ enum LimiterKind {
 pub struct Limiter(Option<LimiterKind>);
 
 impl Limiter {
-    /// The limiter that `find` finds in the lease's host state. It is called when memories and
-    /// tables grow, and when instances are made. Its counts must be in the state, to be new for
-    /// each lease.
+    /// The limiter that `find` returns from the lease's host state. It is called when memories and
+    /// tables grow, and when instances are made. Its counts must be in that state, so that each
+    /// lease starts with new ones.
     pub fn new(
         find: impl (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync + 'static,
     ) -> Self {

@@ -40,7 +40,7 @@ impl Host {
     /// acts on them ([`crate::Imports::check_memory`]).
     ///
     /// # Errors
-    /// An error that names the page and why it is lost. The host function has to return it.
+    /// An error that names the page and the reason. The host function must return it.
     #[inline]
     pub fn check_memory(&self) -> wasmtime::Result<()> {
         match self.has_lost() {
@@ -55,11 +55,11 @@ impl Host {
     }
 
     /// Waits for the pages of `bytes`, a part of guest memory. A host function that acts on bytes
-    /// without copying them calls it in place of [`Host::check_memory`]. Costs next to nothing
-    /// unless the guest comes from a lazily opened snapshot.
+    /// without copying them calls it in place of [`Host::check_memory`]. It is cheap unless the
+    /// guest comes from a lazily opened snapshot.
     ///
     /// # Errors
-    /// As [`Host::check_memory`], and when one of these pages will never be there.
+    /// As [`Host::check_memory`], and when one of these pages is lost.
     pub fn fetch_memory(&self, bytes: &[u8]) -> wasmtime::Result<()> {
         self.memories.fetch(bytes)
     }

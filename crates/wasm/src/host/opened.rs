@@ -11,7 +11,7 @@ use afresh_files::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How a file is opened.
+/// Options of opening a file.
 pub(crate) type Opening = HostOpening;
 
 /// The result of `stat`.

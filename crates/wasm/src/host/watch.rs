@@ -29,9 +29,9 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It
-    /// finds the state of the call in its host state ([`Host::data`], [`Host::state`]), and runs on
-    /// the thread of the guest.
+    /// A watch that ends a call by returning `false`, or by a panic, which becomes an error of the
+    /// call. It has access to the host state of the call ([`Host::data`], [`Host::state`]), and
+    /// runs on the thread of the guest.
     pub fn new(ask: impl Fn(&mut Host) -> bool + Send + Sync + 'static) -> Self {
         Self { ask: Some(Arc::new(ask)), stoppable: false }
     }
@@ -74,8 +74,8 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// Stops the calls of one lease, from any thread: the one that runs and those that follow fail with
-/// [`crate::CallError::Stopped`]. A running call notices it if its guest has a [`Watch`].
+/// Stops the calls of one lease, from any thread: the running call and further ones fail with
+/// [`crate::CallError::Stopped`]. A running call notices a stop only if its guest has a [`Watch`].
 #[derive(Clone, Debug, Default)]
 pub struct StopHandle(pub(crate) Arc<AtomicBool>);
 

@@ -132,8 +132,8 @@ unsafe fn borrow_inner(keep: &Arc<Inner>) -> &'static Inner {
 }
 
 impl Warm {
-    /// An instance in the warm state, for one call or several that belong together. Dropping the
-    /// lease brings it back.
+    /// Takes an instance in the warm state, for one or several calls. Dropping the lease returns
+    /// it.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or a new instance cannot be made.
@@ -160,8 +160,8 @@ impl Warm {
     }
 
     /// As [`Warm::lease_with`], but the lease owns its guest. It can move to other threads and
-    /// tasks, and can be kept without limit. It takes some nanoseconds more, for a count that all
-    /// threads share.
+    /// tasks, and can be kept without limit. It takes some nanoseconds longer, for a reference
+    /// count that all threads share.
     ///
     /// # Errors
     /// As [`Warm::lease_with`].
@@ -173,12 +173,12 @@ impl Warm {
         Ok(lease.keep(keep))
     }
 
-    /// As [`Warm::lease_owned`], but asynchronous: it waits for an instance where all are in use,
-    /// and for the guest's own initialisation where each instance runs `_initialize`,
-    /// `afresh_reseed` or a start function anew. Waiting blocks no thread, and dropping the future
-    /// ends the wait. Such initialisation runs within the limits of a call, on a thread for calls
-    /// that block; that of an [asynchronous](crate::GuestOptions::asynchronous) guest runs in the
-    /// task. A dropped future stops it as [`crate::StopHandle`] stops a call.
+    /// As [`Warm::lease_owned`], but asynchronous: it waits for an instance if all are in use, and
+    /// for the guest's initialisation if each instance runs `_initialize`, `afresh_reseed` or a
+    /// start function again. Waiting blocks no thread, and dropping the future ends the wait. Such
+    /// initialisation runs within the limits of a call, on a thread for calls that block; that of
+    /// an [asynchronous](crate::GuestOptions::asynchronous) guest runs in the task. A dropped
+    /// future stops it as [`crate::StopHandle`] stops a call.
     ///
     /// # Errors
     /// As [`Warm::lease_with`], but no limit of the pool is an error.
@@ -210,8 +210,7 @@ impl Warm {
         self.inner.pools.next_instance()
     }
 
-    /// An instance that has never run anything but the warm-up, made for this lease and dropped
-    /// with it, for comparison with a pooled one.
+    /// Makes a new instance that is dropped with the lease, for comparison with a pooled one.
     ///
     /// # Errors
     /// [`WarmError`] when it cannot be made.

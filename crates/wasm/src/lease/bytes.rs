@@ -33,7 +33,7 @@ impl Warm {
 }
 
 impl Lease<'_> {
-    /// Calls a handler that takes and gives bytes.
+    /// Calls a handler that takes and returns bytes.
     ///
     /// # Errors
     /// [`CallError`]; [`CallError::Interface`] when the guest names memory that it does not have.

@@ -38,8 +38,8 @@ impl Warm {
 }
 
 impl Lease<'_> {
-    /// Begins a freeze. The work that is returned can be done in other threads while the guest is
-    /// called; then [`Lease::freeze_live`] takes less time. A reset abandons it.
+    /// Begins a freeze. If the returned work is done in other threads while the guest is called,
+    /// [`Lease::freeze_live`] takes less time. A reset abandons it.
     ///
     /// # Errors
     /// As [`Lease::freeze`].
@@ -47,8 +47,8 @@ impl Lease<'_> {
         self.live.prepare_freeze()
     }
 
-    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest
-    /// that has run. The cost is proportional to the writes since the warm state.
+    /// The present state, including calls of this lease, to be saved or thawed. The cost is
+    /// proportional to the writes since the warm state.
     ///
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.

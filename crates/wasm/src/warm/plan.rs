@@ -14,7 +14,7 @@ use crate::engine::linear::Shape;
 use crate::guest::GuestOptions;
 use crate::{Engine, LoadError, Mode, WarmError};
 
-/// How a guest is run.
+/// Options of running a guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     /// Reset or fresh, never auto.

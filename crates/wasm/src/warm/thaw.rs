@@ -20,9 +20,9 @@ use crate::warm::reset::{Blueprint, ResetState};
 use crate::{Engine, Mode, ThawError, Warm, WarmError};
 
 impl Warm {
-    /// A warm guest in the state of `frozen`. With a cache of compiled guests
-    /// ([`crate::EngineConfig::cache`]) that has this one, nothing is analysed or compiled, and
-    /// nothing but the pages that calls touch is needed of a snapshot.
+    /// A warm guest in the state of `frozen`. If a cache of compiled guests
+    /// ([`crate::EngineConfig::cache`]) has this one, nothing is analysed or compiled, and only the
+    /// pages that calls touch are read from a snapshot.
     ///
     /// `options` must provide the same imports as when it was frozen.
     ///

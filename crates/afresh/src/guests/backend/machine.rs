@@ -245,8 +245,8 @@ impl FrozenKind for MachineState {
 }
 
 impl Options {
-    /// Options of micro-VMs alone: `build` adds host functions, regions, a log and so on to the
-    /// builder, for a program and for a snapshot alike.
+    /// Options of micro-VMs only: `build` adds host functions, regions or a log to the builder, for
+    /// programs and snapshots.
     pub fn vm(
         mut self,
         build: impl Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync + 'static,
@@ -269,7 +269,7 @@ impl Options {
 }
 
 impl Guest {
-    /// The state that a micro-VM's calls start from, if it is one.
+    /// The state in which calls of a micro-VM start; `None` for another kind of guest.
     #[must_use]
     pub fn as_machine(&self) -> Option<&Snapshot> {
         match &self.inner().backend {
@@ -280,7 +280,7 @@ impl Guest {
 }
 
 impl Lease<'_> {
-    /// The sandbox, if it is a micro-VM.
+    /// The sandbox of a micro-VM; `None` for another kind of guest.
     #[must_use]
     pub fn as_machine(&mut self) -> Option<&mut Sandbox> {
         match &mut self.instance {

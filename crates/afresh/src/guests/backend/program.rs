@@ -437,7 +437,7 @@ impl FrozenKind for PackedProgram {
 }
 
 impl Guest {
-    /// The warm program, if it is one of Linux.
+    /// The warm Linux program; `None` for another kind of guest.
     #[must_use]
     pub fn as_program(&self) -> Option<&Warm> {
         match &self.inner().backend {
@@ -451,7 +451,7 @@ impl Guest {
 /// in a call or by [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback,
 /// some may no longer belong to the host.
 impl Lease<'_> {
-    /// The instance, if it is a Linux program.
+    /// The instance of a Linux program; `None` for another kind of guest.
     #[must_use]
     pub fn as_program(&mut self) -> Option<&mut Instance> {
         match &mut self.instance {
@@ -462,7 +462,7 @@ impl Lease<'_> {
 
     /// Lets a Linux program run without a call, with its background work, for a
     /// [slice](Program::slice) of time or until all of it waits. `hear` as for
-    /// [`Lease::call_streaming`]. Other guests do nothing.
+    /// [`Lease::call_streaming`]. For other guests it has no effect.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -476,7 +476,7 @@ impl Lease<'_> {
     }
 
     /// Shows a Linux program's files to another thread while calls of this lease run
-    /// ([`Lease::call_streaming`], [`Lease::proceed`]). Other guests show nothing.
+    /// ([`Lease::call_streaming`], [`Lease::proceed`]). For other guests it has no effect.
     pub fn show_files(&mut self, view: &afresh_linux::FileView) {
         if let Some(program) = self.as_program() {
             program.show_files(view.clone());
@@ -510,7 +510,7 @@ impl Lease<'_> {
         self.noted(done)
     }
 
-    /// Writes no more to a connection; with `both` it is closed.
+    /// Closes a connection for writing, or with `both` for reading as well.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -535,8 +535,8 @@ impl Lease<'_> {
 }
 
 impl Options {
-    /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted
-    /// directories, for a program and for the directories that a snapshot of one may read.
+    /// Options of Linux programs only: `shape` adds arguments, environment, files and granted
+    /// directories. For a snapshot, it grants directories.
     pub fn linux(mut self, shape: impl Fn(Program) -> Program + Send + Sync + 'static) -> Self {
         self.guest.kinds.linux = Some(Arc::new(shape));
         self

@@ -47,69 +47,66 @@ impl WasmOptions {
 }
 
 impl Options {
-    /// The engine to run in. Guests that share one share its thread for timeouts and its
-    /// configuration, which must then allow these options. If not set, it is the one that the
-    /// process's guests with the same needs share ([`afresh_wasm::Engine::shared`]).
+    /// The engine to run in. Guests of one engine share its timeout thread and its configuration,
+    /// which must allow these options. By default, guests of the process with the same options
+    /// share an engine ([`afresh_wasm::Engine::shared`]).
     pub fn engine(mut self, engine: Engine) -> Self {
         self.guest.kinds.wasm.engine = Some(engine);
         self
     }
 
-    /// Maximum bytes of native stack for a Wasm guest. By default it is the size that the guest was
-    /// built for, if its file shows it, and otherwise 512 KiB. It is part of the engine, so it does
-    /// not change a given one.
+    /// Maximum bytes of native stack for a Wasm guest. The default is the size for which the guest
+    /// was built, if its file has it, else 512 KiB. It has no effect on a given engine.
     pub fn stack(mut self, bytes: usize) -> Self {
         self.guest.kinds.wasm.stack = Some(bytes);
         self
     }
 
-    /// Directory with Wasm modules that were compiled in advance, by a process whose
-    /// [`Options::cache`] it was and which had [`Options::portable`] and otherwise these options.
-    /// It is read and never written. The files are native code, so the directory must belong to the
-    /// installed program. It does not change a given engine.
+    /// Directory of compiled Wasm modules, which is only read: the [`Options::cache`] of a process
+    /// with [`Options::portable`] and otherwise these options. The files are native code, so the
+    /// directory must be part of the installation. It has no effect on a given engine.
     pub fn precompiled(mut self, dir: impl Into<PathBuf>) -> Self {
         self.guest.kinds.wasm.precompiled = Some(dir.into());
         self
     }
 
-    /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can
-    /// have the cache as their [`Options::precompiled`]. It does not change a given engine.
+    /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can use
+    /// the cache as [`Options::precompiled`]. It has no effect on a given engine.
     pub fn portable(mut self) -> Self {
         self.guest.kinds.wasm.portable = true;
         self
     }
 
-    /// Lets calls of a Wasm guest be ended while they run, by a
-    /// [`CallOptions::timeout`](crate::CallOptions::timeout) or by dropping a call of an
-    /// [`AsyncLease`](crate::AsyncLease), though [`Options::timeout`] is not set. The guest is
-    /// compiled with a check in each loop and function. Guests of other kinds can always be
-    /// interrupted. A given engine must have `EngineConfig::timeouts`.
+    /// Makes calls of a Wasm guest interruptible without [`Options::timeout`]: by a
+    /// [`CallOptions::timeout`](crate::CallOptions::timeout), or by dropping a call of an
+    /// [`AsyncLease`](crate::AsyncLease). The guest is compiled with a check in each loop and
+    /// function. Guests of other kinds can always be interrupted. A given engine must have
+    /// `EngineConfig::timeouts`.
     pub fn interruptible(mut self) -> Self {
         self.guest.kinds.wasm.interruptible = true;
         self
     }
 
-    /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory
-    /// limit and pool limits give way to those of these options.
+    /// Options of Wasm guests only: mode, strategy, WASI, imports, fuel. The time limit, memory
+    /// limit and pool limits of these options take precedence over its own.
     pub fn wasm(mut self, options: GuestOptions) -> Self {
         self.guest.kinds.wasm.guest = options;
         self
     }
 
-    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each
-    /// call starts from the tree after the warm-up, sessions checkpoint, roll back and fork it with
-    /// the memory, and snapshots hold it, the files of its layers included. A snapshot with files
-    /// has its own tree, and takes only the budget from this one (default: 64 MiB in 65,536 files).
-    /// Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are not part of any
-    /// state.
+    /// A file tree in memory, mounted as the guest's `/`. It is part of the state: each call starts
+    /// from the tree after the warm-up, sessions checkpoint, roll back and fork it with the memory,
+    /// and snapshots contain it with the files of its layers. A snapshot with files has its own
+    /// tree, and takes only the budget from this one (default: 64 MiB in 65,536 files). Host
+    /// directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are not part of any state.
     pub fn files(mut self, files: afresh_files::Tree) -> Self {
         self.guest.kinds.wasm.files = Some(files);
         self
     }
 
     /// The tree below the files of snapshots that do not hold it
-    /// ([`afresh_files::Layer::known_as`]): a tree over the same layers. Snapshots that hold their
-    /// files whole, or have none, need none of it.
+    /// ([`afresh_files::Layer::known_as`]): a tree over the same layers. Snapshots with all their
+    /// files, or without files, do not need it.
     pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
         self.guest.kinds.wasm.guest.files_below = Some(files);
         self

@@ -18,7 +18,7 @@ use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
 /// The terminal number of a run.
 const TERMINAL: u32 = 0;
 
-/// How often typed bytes and new connections are looked for while the guest runs.
+/// Interval of checks for typed bytes and new connections while the guest runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Kernel {

@@ -1,4 +1,4 @@
-//! The paths of directories that one call asks for again and again.
+//! A cache of directory paths, for calls that look the same ones up repeatedly.
 //!
 //! Promises: each path is found once while the paths take at most [`MAX_BYTES`]; beyond that all
 //! are forgotten, and found again.

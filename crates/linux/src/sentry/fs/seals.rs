@@ -1,4 +1,4 @@
-//! Seals of unnamed files (`memfd_create`): operations that are forbidden on a file for good.
+//! Seals of unnamed files (`memfd_create`): operations that are forbidden on a file permanently.
 //!
 //! Promises: sealed operations are refused to all calls and to mappings. Seals last until the file
 //! is removed, and are in every state.

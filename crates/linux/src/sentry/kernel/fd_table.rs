@@ -160,7 +160,7 @@ impl Description {
         !self.is_path() && matches!(access, libc::O_WRONLY | libc::O_RDWR)
     }
 
-    /// Refuses a read or a write at a position, where what is open has none.
+    /// Refuses a read or a write at a position of an open file without positions.
     pub(in crate::sentry) fn check_positions(&self) -> Result<(), Errno> {
         let unseekable = self.open.is_standard() || self.open.is_stream();
         if unseekable { Err(Errno::SPIPE) } else { Ok(()) }

@@ -1,10 +1,10 @@
-//! Open files of calls that wait, whose descriptors another thread closes meanwhile.
+//! Open files of waiting calls, whose descriptors another thread has closed.
 //!
 //! Promises: as in Linux, a call uses the open file that its descriptor had when it began. `close`
 //! and `dup2` of another thread change neither its object nor its result, and the object ends with
-//! the call. `poll` and `select` wait for the events of their open files, and look for their
-//! descriptors again after one. May break it: a call that waits with a descriptor and is missing in
-//! [`descriptors`].
+//! the call. `poll` and `select` wait for the events of their open files, and look their
+//! descriptors up again after an event. May break it: a call that waits with a descriptor and is
+//! missing in [`descriptors`].
 
 use crate::platform::calls;
 use crate::sentry::kernel::held_file::{HeldFile, HeldFiles, PackedHeldFiles};

@@ -95,7 +95,7 @@ impl PosixQueue {
     }
 }
 
-/// Refuses what is no name of a queue.
+/// Refuses an invalid name of a queue.
 pub(in crate::sentry) fn is_name(name: &[u8]) -> Result<(), Errno> {
     match name {
         [] => Err(Errno::NOENT),
@@ -176,7 +176,7 @@ impl PosixQueues {
         }
     }
 
-    /// Whether a process asks for news of any queue.
+    /// Whether a process has requested notices of a queue.
     pub(in crate::sentry) fn has_requests(&self, process: u32) -> bool {
         let mut requests = self.list.values().filter_map(|queue| queue.request);
         requests.any(|request| request.process == process)

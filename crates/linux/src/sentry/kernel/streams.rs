@@ -200,7 +200,7 @@ impl Streams {
     }
 }
 
-/// How a guest ended, in the middle of a call or before it was warm.
+/// The end of a guest, in a call or before it was warm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {

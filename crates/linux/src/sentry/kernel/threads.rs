@@ -127,7 +127,7 @@ impl WaitReason {
     }
 }
 
-/// A wait, and the call that waits is made once more when it is over.
+/// A wait, and the call that waits is repeated when it is over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Wait {
     pub(crate) reason: WaitReason,

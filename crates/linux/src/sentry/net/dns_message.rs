@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 pub(super) const HEAD: usize = 12;
 /// Longest name.
 pub(super) const MAX_NAME: usize = 253;
-/// How long an answer may be kept, in seconds.
+/// Maximum time to live of an answer, in seconds.
 const MAX_TTL: u32 = 60;
 /// The class of the internet.
 pub(super) const INTERNET: u16 = 1;

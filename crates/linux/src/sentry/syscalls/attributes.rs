@@ -23,7 +23,7 @@ use crate::sentry::result::{SyscallResult, ZERO};
 use crate::sentry::syscalls::AT_FDCWD;
 use crate::sentry::tty::terminals::TerminalEnd;
 
-/// How the times of a call are written.
+/// The format of the times of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sentry) enum TimeFormat {
     /// Seconds (`utime`).

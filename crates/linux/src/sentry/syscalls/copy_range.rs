@@ -1,4 +1,4 @@
-//! Copies from one descriptor to another without a way through memory: `sendfile` and
+//! Copies from one descriptor to another without a copy through memory: `sendfile` and
 //! `copy_file_range`.
 
 use afresh_files::Kind;

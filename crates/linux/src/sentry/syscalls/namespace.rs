@@ -66,7 +66,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         self.check_namespace_flags(flags & !libc::CLONE_FS)?;
-        // Threads share directory and descriptors for good.
+        // Threads share directory and descriptors permanently.
         if !is_single && flags & SHARED != 0 {
             return self.refuse_unknown(libc::SYS_unshare);
         }

@@ -1,4 +1,4 @@
-//! Descriptors of processes (`pidfd`). Each means one process for good, since PIDs are never
+//! Descriptors of processes (`pidfd`). Each means one process permanently, since PIDs are never
 //! reused.
 //!
 //! Promises: they mean processes of the guest only, and signals reach those alone.

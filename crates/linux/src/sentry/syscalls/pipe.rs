@@ -64,7 +64,7 @@ impl Sentry {
         stored.map(|()| ZERO)
     }
 
-    /// How much a pipe holds, which may be changed.
+    /// The capacity of a pipe, which may be changed.
     pub(in crate::sentry) fn pipe_size(
         &mut self,
         descriptor: u64,

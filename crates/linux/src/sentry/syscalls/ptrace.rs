@@ -1,5 +1,5 @@
-//! `ptrace(2)`: attaching, resuming, and everything that a stop is asked for but registers and
-//! memory, which the guest's owner reads and writes ([`TraceRequest`]).
+//! `ptrace(2)`: attaching, resuming, and requests about a stop, except those for registers and
+//! memory ([`TraceRequest`]).
 //!
 //! A process may trace threads of other processes that it may inspect
 //! ([`Kernel::may_inspect`]), if they have no tracer.

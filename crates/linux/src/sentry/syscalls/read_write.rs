@@ -20,9 +20,9 @@ use crate::sentry::mm::user_memory::{copy_in, copy_out};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
 use crate::sentry::syscalls::stream_write::cut;
 
-/// Most bytes that one call moves at a time.
+/// Maximum bytes of one part of a transfer.
 pub(in crate::sentry) const MAX_TRANSFER: u64 = 8 << 20;
-/// Most bytes that one call moves, as in Linux.
+/// Maximum bytes of one call, as in Linux.
 pub(in crate::sentry) const MAX_COUNT: u64 = 0x7fff_f000;
 /// Steps of work that a part counts as, which are those between two checks of the limits.
 const PART_STEPS: usize = 1 << 10;
@@ -345,7 +345,7 @@ impl Sentry {
         self.write_pieces(process, descriptor, &[(from, len.min(most))])
     }
 
-    /// Most bytes that one call moves.
+    /// Maximum bytes of one call on `descriptor`.
     pub(in crate::sentry) fn most(&self, descriptor: u64) -> SyscallResult<u64> {
         let is_stream = self.state.table.get(descriptor)?.open.is_stream();
         Ok(if is_stream { MAX_TRANSFER } else { MAX_COUNT })

@@ -234,7 +234,7 @@ impl Sentry {
     }
 
     /// Has the current process's group stopped if it is in the background of `terminal`: then the
-    /// call is made once more later.
+    /// call is repeated later.
     fn in_foreground(&mut self, id: u32, signal: i32) -> SyscallResult<Option<SyscallControl>> {
         let own = &self.state.current().info;
         let Some(terminal) = self.state.terminals.get(id) else { return Ok(None) };

@@ -29,7 +29,7 @@ const MIN_WRITE_ROOM: usize = 512;
 pub(in crate::sentry) const VMIN_REACHED: u16 = 0x400;
 pub(in crate::sentry) const SOME: u16 = 0x200;
 
-/// How a terminal behaves (`struct termios2`).
+/// The settings of a terminal (`struct termios2`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Termios {
     pub(in crate::sentry) input: u32,

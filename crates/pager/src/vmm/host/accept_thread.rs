@@ -19,7 +19,7 @@ use crate::vmm::watchdog::{AcceptError, WatchdogEntry};
 
 /// VMMs of an endpoint at a time. Further ones wait until one has ended.
 const MAX_VMS: usize = 256;
-/// How long one wait takes before a stop is noticed.
+/// Maximum time of one wait before a stop is noticed.
 const TICK: Duration = Duration::from_millis(50);
 /// Attempts to accept a VMM that waits at an endpoint that is being closed.
 const MAX_LAST_ATTEMPTS: usize = 10;

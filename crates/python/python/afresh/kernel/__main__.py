@@ -46,8 +46,8 @@ def _arguments() -> argparse.ArgumentParser:
         )
         command.add_argument("--no-cwd", action="store_true", help="do not grant the directory of the notebook")
         command.add_argument("--net", action="append", default=[], metavar="NAME:PORT", help="server to connect to")
-        command.add_argument("--undo-memory", type=size, default=_UNDO, help="most memory for undoing (1 GiB)")
-        command.add_argument("--memory", default=None, help="most memory, such as 2GiB (4 GiB)")
+        command.add_argument("--undo-memory", type=size, default=_UNDO, help="maximum memory of undo states (1 GiB)")
+        command.add_argument("--memory", default=None, help="maximum memory, such as 2GiB (4 GiB)")
     return parser
 
 

@@ -51,7 +51,7 @@ impl HeartbeatInterval {
     }
 }
 
-/// How long a heartbeat counts without a successor.
+/// Time for which a heartbeat counts without a successor.
 #[must_use]
 pub fn expiry(interval: Duration) -> Duration {
     interval * 4

@@ -16,7 +16,7 @@ use super::MonotonicTime;
 /// Parameters that all hosts of a fleet share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseParameters {
-    /// How long others must have seen an entry unchanged before they may break it.
+    /// Time for which others must have seen an entry unchanged before they may break it.
     pub time: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Lease {
         self.revision = revision;
     }
 
-    /// Another host broke it: it is over for good.
+    /// Another host broke it: it is lost.
     pub fn broken(&mut self) {
         self.broken = true;
     }
@@ -76,7 +76,7 @@ impl Lease {
         is(Bug::Lease) || !self.broken && now < self.until
     }
 
-    /// How long it may still rely on it.
+    /// Time for which it may still rely on it.
     #[must_use]
     pub fn remaining(&self, now: MonotonicTime) -> Duration {
         if self.broken { Duration::ZERO } else { self.until.saturating_sub(now) }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::bounds::{bound_held, is_bounded};
 use super::{MonotonicTime, TenantUses};
 
-/// Most hosts that are remembered.
+/// Maximum hosts that are remembered.
 const MAX_HOSTS: usize = 100_000;
 /// Maximum bytes of the names of held things of all hosts together.
 const MAX_ALL_HELD_BYTES: usize = 256 << 20;

@@ -27,7 +27,7 @@ use crate::sandbox::agent::output_router::{EncodeOutput, EncodeResult};
 use crate::sandbox::lifecycle::registry::Sandboxes;
 use crate::sandbox::lifecycle::sandbox::{Sandbox, run};
 
-/// How long silent code runs before its answer begins. An error within this time is an error
+/// Time for which silent code runs before its answer begins. An error within this time is an error
 /// response.
 const SILENCE: Duration = Duration::from_secs(1);
 

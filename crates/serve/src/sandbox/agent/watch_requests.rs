@@ -23,7 +23,7 @@ use crate::sandbox::transfer::file_entry::absolute;
 /// The methods of watchers.
 pub(crate) const METHODS: [&str; 4] =
     ["WatchDir", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher"];
-/// How long a poll waits for the present call.
+/// Time for which a poll waits for the present call.
 const POLL_PATIENCE: Duration = Duration::from_millis(500);
 
 fn keepalive() -> Vec<u8> {

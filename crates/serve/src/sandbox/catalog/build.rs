@@ -37,9 +37,9 @@ use crate::sandbox::request_body::unknown_fields::UnknownFields;
 
 /// The time limit of a build, and of one step.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(60 * 60);
-/// How long the ready command may fail after the start.
+/// Time for which the ready command may fail after the start.
 const READY_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// How often it is tried.
+/// Interval of its attempts.
 const READY_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum characters of a step in a message.
 const MAX_SHOWN_CHARS: usize = 200;
@@ -77,7 +77,7 @@ shutil.rmtree(into)
 os.remove(archive)
 "#;
 
-/// How a command of a step failed.
+/// The failure of a command of a step.
 enum LineEnd {
     /// With this exit code.
     Exit(i64),

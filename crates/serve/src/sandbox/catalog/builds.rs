@@ -36,9 +36,9 @@ const MAX_REASON_BYTES: usize = 16 << 10;
 /// Maximum uploads of a tenant, and their bytes.
 const MAX_UPLOADS: usize = 64;
 const MAX_UPLOADED_BYTES: u64 = 1 << 30;
-/// How long an uploaded file is kept.
+/// Time for which an uploaded file is kept.
 const UPLOAD_LIFETIME: Duration = Duration::from_secs(60 * 60);
-/// How long a build may wait for its start.
+/// Maximum time for which a build waits for its start.
 const START_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 /// A build.

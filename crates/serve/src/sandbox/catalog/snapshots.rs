@@ -35,7 +35,7 @@ pub(crate) fn last_layer(saved: &SavedSnapshot) -> u64 {
     saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size)
 }
 
-/// How a state is kept.
+/// The form in which a state is kept.
 pub(crate) struct SnapshotOptions {
     /// Names that it is found by, in addition to its id.
     pub(crate) names: Vec<String>,

@@ -46,7 +46,7 @@ pub(crate) struct Warm {
     pub(crate) identity: String,
 }
 
-/// How the guests of a template are opened.
+/// Options of opening the guests of a template.
 struct TemplateOptions {
     /// For the reference of the template.
     first: Options,

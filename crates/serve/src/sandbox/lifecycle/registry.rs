@@ -113,7 +113,7 @@ const MAX_VIEWS: usize = 16;
 /// of memory for each of its entries.
 const MAX_LISTS: usize = 4;
 
-/// How long a call waits for the one before until the log has it.
+/// Time for which a call waits for the one before until the log reports it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
 
 /// How long background work waits for a place: it has no client that retries.

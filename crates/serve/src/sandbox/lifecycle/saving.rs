@@ -32,7 +32,7 @@ use crate::sandbox::records::store::{SavedState, StoredSandbox};
 use crate::sandbox::tenants::charge::memory_of;
 use crate::sandbox::tenants::stored_blobs::StoredState;
 
-/// How a sandbox is saved.
+/// The method of saving a sandbox.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct SaveMode {
     /// It is paused.

@@ -30,7 +30,7 @@ use crate::sandbox::records::record::state_reference;
 use crate::sandbox::records::store::StoredSandbox;
 use crate::sandbox::tenants::stored_blobs::StoredState;
 
-/// How long a client waits for the end of a sandbox with a running call.
+/// Time for which a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than one slice of background work of a sandbox.
 const SLICE_TIMEOUT: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ const MAX_REMOVAL_ATTEMPTS: u32 = 720;
 const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of memory measurements.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long an ending server tries to save its sandboxes after refusals.
+/// Time for which an ending server retries refused saves of its sandboxes.
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum time that an ending server waits for the calls of one sandbox.
 const MIN_CALL_END_TIMEOUT: Duration = Duration::from_secs(1);

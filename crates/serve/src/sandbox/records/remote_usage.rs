@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::lock::lock;
 
-/// How long a count is valid.
+/// Time for which a count is valid.
 pub(crate) const COUNT_LIFETIME: Duration = Duration::from_secs(10);
 
 /// The bytes of each tenant.

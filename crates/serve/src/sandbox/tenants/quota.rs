@@ -15,7 +15,7 @@ use crate::sandbox::records::store::{SandboxStore, max_listed};
 use crate::sandbox::tenants::accounts::Account;
 use crate::sandbox::tenants::stored_blobs::StoredState;
 
-/// How long a count is valid.
+/// Time for which a count is valid.
 const COUNT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// Tenants with counts before those without snapshots lose them.

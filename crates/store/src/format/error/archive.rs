@@ -4,16 +4,16 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// There is no tar header.
+    /// A tar header is missing.
     #[error("no tar header at byte {0}: is this an archive, or was it damaged?")]
     Header(u64),
-    /// A header does not have its checksum.
+    /// A header does not match its checksum.
     #[error("the tar header at byte {0} does not have its checksum: the file was damaged")]
     Checksum(u64),
     /// A field of a header is not a number.
     #[error("the tar header at byte {0} holds an invalid number")]
     Number(u64),
-    /// The file ends before the archive does.
+    /// The file ends within the archive.
     #[error("the archive is cut short: the member at byte {0} is longer than the file")]
     Truncated(u64),
     /// A link, a device, a sparse file or another member that is neither file nor directory.
@@ -24,7 +24,7 @@ pub enum ArchiveError {
         /// The type's character.
         kind: char,
     },
-    /// A name that leaves the archive, or is not plain.
+    /// A name leads out of the archive, or is not plain.
     #[error("the member at byte {at} is named {name:?}, which does not stay inside the archive")]
     Name {
         /// Where its header is.
@@ -35,7 +35,7 @@ pub enum ArchiveError {
     /// Two members of one name.
     #[error("the archive has two members named `{0}`")]
     Duplicate(String),
-    /// A member that is a file and, for another, a directory.
+    /// A name is a file and also a directory of another member.
     #[error("the archive uses `{0}` both as a file and as a directory")]
     Overlap(String),
     /// More members than are accepted.
@@ -44,10 +44,10 @@ pub enum ArchiveError {
     /// An extended header that is too long or malformed.
     #[error("the extended header at byte {0} is not one this build reads")]
     Extended(u64),
-    /// A member that must be there is not.
+    /// A required member is missing.
     #[error("the archive has no `{0}`")]
     Missing(String),
-    /// Not one snapshot.
+    /// The archive has no snapshot, or several.
     #[error("the archive holds {0} snapshots; it must be one")]
     Snapshots(usize),
 }

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TurnError {
-    /// It is shorter than it says.
+    /// It is shorter than its header says.
     #[error("the turn is cut short: {0} bytes")]
     Truncated(u64),
     /// The magic number is missing.
@@ -21,19 +21,19 @@ pub enum TurnError {
         /// What it held.
         value: u64,
     },
-    /// It asks for more than the reader allows.
+    /// It exceeds a limit of the reader.
     #[error("{0}")]
     Limit(String),
     /// The compressed program is damaged.
     #[error("the turn does not decompress to its declared length: it was damaged")]
     Decompress,
-    /// The program does not make what the header says.
+    /// The result of the program does not match the header.
     #[error("the turn's program is damaged: {0}")]
     Program(&'static str),
-    /// It has another digest than its root.
+    /// It does not match the digest in its root.
     #[error("the turn does not match its root digest: it was damaged or replaced")]
     Root,
-    /// It was made from another state.
+    /// It belongs to another parent state.
     #[error("the turn was made from another state: apply it to the state that it was taken since")]
     Parent,
 }

@@ -23,12 +23,12 @@ const TURN_GROUPS: usize = 8;
 /// Groups from which on one more thread pays: 16 MiB of pages as written by this version, two
 /// milliseconds.
 const THREAD_GROUPS: usize = 256;
-/// Most threads that check a layer; more than these wait for memory.
+/// Maximum threads that check a layer. More would wait for memory.
 const THREADS: usize = 4;
 
 impl Layer {
-    /// Checks the groups of stored pages `first .. first + len` that were not checked before. Of a
-    /// local layer with much to check, by several threads.
+    /// Checks the groups of stored pages `first .. first + len` that were not checked before. Large
+    /// parts of local layers are checked by several threads.
     ///
     /// # Errors
     /// As [`Layer::read`].
@@ -92,9 +92,9 @@ impl Layer {
         Ok(())
     }
 
-    /// Checks every byte of the blob, which is read once and in order, whatever was checked before:
-    /// each group against its digest, and all of it against the SHA-256 that names it. `progress`
-    /// receives the bytes done. A sealed blob is read twice, for its digest is that of the sealed
+    /// Checks every byte of the blob in one sequential read, regardless of earlier checks: each
+    /// group against its digest, and the blob against the SHA-256 in its name. `progress` receives
+    /// the checked bytes. A sealed blob is read twice, because its digest is that of the sealed
     /// bytes.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Layer {
             let range = self.bytes_of(&batch);
             let checked = self.check_batch(batch.clone(), &mut bytes, &mut pages);
             match checked {
-                // Asked for once more where that may bring others.
+                // Asked for again where that may bring others.
                 Err(OpenError::Layer { .. })
                     if self.blob.distrust(range.start, range.end - range.start) =>
                 {

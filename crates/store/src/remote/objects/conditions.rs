@@ -1,5 +1,5 @@
-//! How the names of an object store are guarded against concurrent writers: by conditions of its
-//! writes, which are checked once, or by a lock of the directory that it is.
+//! Guards the names of an object store against concurrent writers: by conditional writes, whose
+//! support is checked once, or by a lock if the store is a directory.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;

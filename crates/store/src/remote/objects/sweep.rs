@@ -24,11 +24,11 @@ const BLOBS: &str = "blobs/sha256";
 const MARKS: &str = "collecting";
 /// Where it is said who names objects elsewhere.
 const KEEPERS: &str = "keepers";
-/// Most time that objects are removed under one mark.
+/// Time limit of removals under one mark.
 const REMOVING: Duration = Duration::from_secs(20);
 /// A mark that stays for longer was left by a collector that was killed.
 const DEAD: Duration = Duration::from_secs(40);
-/// How often a writer looks whether a mark was removed.
+/// Interval at which a writer checks whether a mark was removed.
 const LOOKING: Duration = Duration::from_millis(500);
 /// Maximum objects that a collection lists.
 const MAX_COLLECTED: usize = 1 << 24;

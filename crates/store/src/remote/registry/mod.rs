@@ -145,7 +145,7 @@ impl Registry {
         RemoteError::Connection { what, source: error.without_url().into() }
     }
 
-    /// Sends a request once, and once more when the registry first wants to know who we are.
+    /// Sends a request once, and again when the registry first wants to know who we are.
     async fn send(
         &self,
         what: &str,

@@ -112,7 +112,7 @@ impl Registry {
         }
         let url = upload.borrow().url.clone();
         let finish = || self.finish(&what, (digest, size), &url, Bytes::new());
-        // The registry may read all of it once more before it answers.
+        // The registry may read all of it again before it answers.
         match self.retry.attempt_sending(&name, size / DIGESTED, finish).await {
             // The answer to an earlier attempt was lost, and the upload is over.
             Err(error) if error.is_not_found() => {

@@ -13,7 +13,7 @@ const PATH: usize = 4096;
 /// Buffers of one call.
 pub(super) const PARTS: u32 = 1024;
 
-/// How a call fails: with a number, or for good.
+/// How a call fails: with a number, or permanently.
 pub(super) enum Fail {
     Errno(u16),
     Trap(wasmtime::Error),

@@ -11,7 +11,7 @@ use crate::host::opened::{OpenHandle, Opening};
 
 /// Lookup flag: a last link is followed.
 const FOLLOW: i32 = 1;
-/// How a path is opened.
+/// Options of opening a path.
 const CREATE: i32 = 1;
 const ONLY_DIRECTORY: i32 = 2;
 const EXCLUSIVE: i32 = 4;

@@ -63,8 +63,8 @@ pub(crate) fn open(
 }
 
 /// The program of the OCI image that a reference names: in a layout, in an archive, or in a
-/// registry. It is started as the image's configuration says, and finds programs where shells do if
-/// that names no `PATH`.
+/// registry. The image's configuration determines how it starts. Without `PATH` there, it has the
+/// default one of shells.
 ///
 /// # Errors
 /// [`OpenError`] when there is no such image, or it cannot be fetched.
@@ -76,9 +76,9 @@ pub fn image_program(reference: &Reference, options: &Options) -> Result<Program
     Ok(if named { program } else { program.env("PATH", SEARCH_PATH) })
 }
 
-/// The program of a reference: that of an OCI image ([`image_program`]), or one with the files of a
-/// saved Linux program, whose command line is given by its arguments. `options` grant a saved
-/// program its directories.
+/// The program of a reference: that of an OCI image ([`image_program`]), or one over the files of a
+/// saved Linux program, with the command line of its arguments. `options` grant a saved program its
+/// directories.
 ///
 /// # Errors
 /// [`OpenError`] when there is neither, or it cannot be opened.

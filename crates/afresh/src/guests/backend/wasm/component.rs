@@ -187,7 +187,7 @@ fn command_answer(
 }
 
 impl Guest {
-    /// The component, if it is one.
+    /// The warm component; `None` for another kind of guest.
     #[must_use]
     pub fn as_component(&self) -> Option<&WarmComponent> {
         match &self.inner().backend {

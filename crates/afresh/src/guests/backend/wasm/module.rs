@@ -272,7 +272,7 @@ impl FileOwner for Branch<Session> {
 }
 
 impl Guest {
-    /// The warm module, if it is one: for typed calls and host state.
+    /// The warm module, for typed calls and host state; `None` for another kind of guest.
     #[must_use]
     pub fn as_module(&self) -> Option<&Warm> {
         match &self.inner().backend {
@@ -283,7 +283,7 @@ impl Guest {
 }
 
 impl<'a> Lease<'a> {
-    /// The instance of a module, if it is one: for typed calls and host state.
+    /// The instance of a module, for typed calls and host state; `None` for another kind of guest.
     #[must_use]
     pub fn as_module(&mut self) -> Option<&mut afresh_wasm::Lease<'a>> {
         match &mut self.instance {

@@ -334,7 +334,7 @@ std::arch::global_asm!(
     "    xor eax, eax",
     "    lea r11, [r11 + {changed}]",
     "    jmp 80f",
-    // The same action once more.
+    // The same action again.
     "51: test rdx, rdx",
     "    jnz 90f",
     "    test rsi, rsi",

@@ -141,7 +141,7 @@ impl Kernel {
         }
     }
 
-    /// A description is opened, or closed for good.
+    /// A description is opened, or its last reference is closed.
     pub(in crate::sentry) fn notify_open(&mut self, description: &Description, opened: bool) {
         let only_named = description.flags & libc::O_PATH as u32 != 0;
         let (Some(open), 1.., false) = (description.open.file(), self.watchers, only_named) else {

@@ -10,7 +10,7 @@ impl Kernel {
         for peer in self.shared_parts.peers(SharedPart::Directories, own) {
             let current = &self.processes.current;
             let (directory, root, umask) = (current.directory, current.root, current.umask);
-            // The current process has both open, so that they can be held once more.
+            // The current process has both open, so that they can be held again.
             if [Some(directory), root]
                 .into_iter()
                 .flatten()

@@ -1,4 +1,4 @@
-//! Stops of traced threads, the news of them, and the ends of tracers and tracees.
+//! Stops of traced threads, their notifications, and the ends of tracers and tracees.
 
 use super::{EVENT_STOP, KILLS, ResumeMode, Trace, TraceStop};
 use crate::sentry::kernel::exited_process::ExitedProcess;
@@ -24,7 +24,7 @@ pub(in crate::sentry) fn interrupted_result(number: i64) -> i64 {
     }
 }
 
-/// Whether a result is that of a call which is made once more.
+/// Whether a result is that of a call which is repeated.
 pub(in crate::sentry) fn is_interrupted(result: i64) -> bool {
     matches!(result, RESTART | -513 | RESTART_WITHOUT_HANDLER | RESTART_WITH_TIME)
 }

@@ -106,7 +106,7 @@ impl Layout {
         })
     }
 
-    /// Whether as much as is mapped, and not shared, fits into the budget once more.
+    /// Whether as much as is mapped, and not shared, fits into the budget a second time.
     pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
         let all = 2 * self.maps.len() + self.mappings_elsewhere;
         if all <= MAX_ALL_MAPPINGS {
