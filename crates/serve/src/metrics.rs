@@ -103,7 +103,11 @@ impl Metrics {
             seconds.clone(),
         );
         let failures = Family::<Labels, Counter>::default();
-        registry.register("failures", "Failed calls, by kind: guest, request, instance, host or timeout", failures.clone());
+        registry.register(
+            "failures",
+            "Failed calls, by kind: guest, request, instance, host or timeout",
+            failures.clone(),
+        );
         let running = Family::<Labels, Gauge>::default();
         registry.register("running", "Requests that a guest is answering", running.clone());
         let waiting = Family::<Labels, Gauge>::default();
