@@ -164,7 +164,14 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let rest = &standing.rest;
     // A reader would refuse others.
     let parts: Vec<_> = rest.parts.iter().map(|part| &**part).collect();
-    check_memories(&parts, &rest.state, &rest.live)
+    let placed = |part: &&MemoryPart| {
+        let segments = &part.segments;
+        Segments::checked(segments.iter().copied().collect(), segments.pages()).map(drop)
+    };
+    rest.clock
+        .check()
+        .and_then(|()| parts.iter().try_for_each(placed))
+        .and_then(|()| check_memories(&parts, &rest.state, &rest.live))
         .map_err(|what| FreezeError::State(what.to_owned()))?;
     let (state, additions, files) = rest.state.pack()?;
     let described = (files.len() as u64).saturating_sub(rest.state.tree.budget().bytes);
@@ -271,9 +278,7 @@ impl Warm {
         if header.parts.len() > PROCESSES {
             return Err(damaged("it has more memories than processes may be"));
         }
-        if !header.clock.is_sound() {
-            return Err(damaged("its clocks are beyond all times"));
-        }
+        header.clock.check().map_err(damaged)?;
         let mut state = Kernel::unpack(header.state, additions, &files, base, &opener)?;
         let mut live = state.writable_shares();
         live.extend(header.parts.iter().flat_map(|part| part.behind.keys().copied()));

@@ -8,7 +8,9 @@
 //! costs as much as one with a single process.
 //!
 //! Promises: when a guest process ends, so does its host process; after a reset all frozen
-//! processes are in their frozen states, and no others exist.
+//! processes are in their frozen states, and no others exist. The registers in a subprocess are
+//! those of a process that uses its memory: when the last borrower leaves, those of the owner
+//! return.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +24,9 @@ use crate::frozen_state::{FrozenKernel, FrozenMemory, FrozenState, IdleWait as I
 use crate::guest::{Guest, StopReason};
 use crate::limits::Limits;
 use crate::load;
-use crate::platform::{Continuation, MappedImage, PlatformError, Process, StubCommands, Trap};
+use crate::platform::{
+    Context, Continuation, MappedImage, PlatformError, Process, StubCommands, Trap,
+};
 use crate::sentry::{End, FIRST, ForkRequest, Kernel, Wait, WaitReason};
 use crate::subprocess::Subprocess;
 
@@ -43,6 +47,13 @@ pub(crate) struct ParkedSubprocesses {
     blank: Option<Process>,
     /// Processes that were made for new programs since the last reset.
     programs: u32,
+}
+
+/// Takes the registers of the current thread of the current process, if they are in the state.
+fn take_context(state: &mut Kernel) -> Option<Context> {
+    let threads = &mut state.processes.current.threads;
+    let current = threads.current_id();
+    threads.get_mut(current)?.context.take()
 }
 
 impl ParkedSubprocesses {
@@ -275,7 +286,7 @@ impl Guest {
         }
         self.body.unpark()?;
         let state = self.sentry.change();
-        // The former user may have its own memory now, or have ended.
+        // Only users of the memory have registers in it.
         if state.processes.info(held).is_some_and(|info| info.memory == memory) {
             let context = self.body.process.context();
             state.with(held, |state| {
@@ -285,17 +296,23 @@ impl Guest {
                 }
             });
         }
-        let current = state.processes.current.threads.current_id();
-        let context = state
-            .processes
-            .current
-            .threads
-            .get_mut(current)
-            .and_then(|thread| thread.context.take());
-        if let Some(context) = context {
+        if let Some(context) = take_context(state) {
             self.body.process.set_context(&context);
         }
         Ok(())
+    }
+
+    /// Puts the registers of the owner of the memory back into the current subprocess: its user has
+    /// ended, or is about to run another program in another subprocess.
+    fn hand_back(&mut self) {
+        let owner = self.others.memory;
+        if self.body.holds == owner || !self.sentry.state.processes.lives(owner) {
+            return;
+        }
+        if let Some(context) = self.sentry.change().with(owner, take_context) {
+            self.body.process.set_context(&context);
+        }
+        self.body.holds = owner;
     }
 
     /// Counts CPU time for the process that ran until now, where such times are in use.
@@ -358,6 +375,8 @@ impl Guest {
             self.swap_body(heir)?;
             self.others.bodies.remove(&id);
             self.attach()?;
+        } else {
+            self.hand_back();
         }
         Ok(None)
     }
@@ -380,13 +399,8 @@ impl Guest {
                 Ok(process) => self.adopt(fork, process)?,
                 // No room for a further process on this host.
                 Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
-                    let own = self.sentry.state.processes.current_id();
                     let state = self.sentry.change();
-                    state.switch_to(fork.id);
-                    state.end_process(End::Signal(libc::SIGKILL));
-                    state.switch_to(own);
-                    state.reap(fork.id);
-                    state.processes.forget_due_stops();
+                    state.undo_child(fork.id);
                     if let Some(number) = fork.descriptor {
                         let gone = state.table.close(number).unwrap_or_default();
                         state.forget(gone);
@@ -413,15 +427,7 @@ impl Guest {
         if let Some(at) = fork.child_tid_at {
             let _ = process.write(at, &fork.id.to_le_bytes())?;
         }
-        let context = self.sentry.change().with(fork.id, |state| {
-            let current = state.processes.current.threads.current_id();
-            state
-                .processes
-                .current
-                .threads
-                .get_mut(current)
-                .and_then(|thread| thread.context.take())
-        });
+        let context = self.sentry.change().with(fork.id, take_context);
         if let Some(context) = context {
             process.set_context(&context);
         }
@@ -477,6 +483,7 @@ impl Guest {
                 }
                 Err(error) => return Err(error),
             };
+            self.hand_back();
             self.others.bodies.insert(own, Subprocess::new(process, own));
             self.sentry.change().reset_for_exec(loadable.identity());
             self.swap_body(own)?;

@@ -8,8 +8,6 @@
 //!
 //! Promises: afterwards the tracer is current again, and the protection of memory is what it was.
 
-use std::ops::Range;
-
 use rustix::io::Errno;
 
 use crate::guest::{Guest, StopReason};
@@ -187,31 +185,22 @@ impl Guest {
         work: impl FnOnce(&mut Self) -> Result<bool, PlatformError>,
     ) -> Result<bool, PlatformError> {
         let Some(parts) = self.sentry.private_parts(at, len) else { return Ok(false) };
-        let mut opened: Vec<&(Range<u64>, u64)> = Vec::new();
-        let mut fits = true;
+        let mut opened = 0;
         for part in &parts {
-            fits = self.protect(&part.0, part.1 | access)?;
-            if !fits {
-                break;
+            let change = self.sentry.open_part(&self.body.process, part, access)?;
+            let Some(change) = change else { break };
+            self.enact(change, Continuation::Ask)?;
+            if self.sentry.unattached {
+                self.attach()?;
             }
-            opened.push(part);
+            opened += 1;
         }
-        let done = fits && work(self)?;
-        for (range, protection) in opened {
-            self.protect(range, *protection)?;
+        let done = opened == parts.len() && work(self)?;
+        // The last one first, as the parts were one mapping before.
+        for part in parts[..opened].iter().rev() {
+            let change = self.sentry.close_part(part);
+            self.enact(change, Continuation::Ask)?;
         }
         Ok(done)
-    }
-
-    /// Sets the protection of a part of memory, as a call of the process has. Returns whether
-    /// there was room.
-    fn protect(&mut self, range: &Range<u64>, protection: u64) -> Result<bool, PlatformError> {
-        let change = self.sentry.protect_part(&self.body.process, range, protection)?;
-        let Some(change) = change else { return Ok(false) };
-        self.enact(change, Continuation::Ask)?;
-        if self.sentry.unattached {
-            self.attach()?;
-        }
-        Ok(true)
     }
 }

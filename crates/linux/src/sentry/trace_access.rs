@@ -15,7 +15,7 @@ use crate::sentry::abi::{
     set_vectors, vectors_of,
 };
 use crate::sentry::kernel::tracing::{EVENT_STOP, TraceStop, interrupted_result, is_interrupted};
-use crate::sentry::mm::layout::pages;
+use crate::sentry::mm::layout::{Mapping, pages};
 use crate::sentry::mm::stub_calls::Change;
 use crate::sentry::result::{SyscallControl, SyscallError};
 
@@ -23,6 +23,13 @@ use crate::sentry::result::{SyscallControl, SyscallError};
 const CALL_LEN: u64 = 2;
 /// Maximum parts of memory that one write opens.
 const MAX_PARTS: usize = 16;
+
+/// A part of a mapping, as it is before a tracer reads or writes it.
+#[derive(Debug)]
+pub(crate) struct PrivatePart {
+    range: Range<u64>,
+    was: Mapping,
+}
 
 impl Sentry {
     /// The number of the call that the tracer sees (`orig_rax`), and the result that it sees in
@@ -204,8 +211,8 @@ impl Sentry {
         Ok(bytes.0)
     }
 
-    /// The whole pages of a range with their protections, if all of them are mapped and private.
-    pub(crate) fn private_parts(&self, at: u64, len: usize) -> Option<Vec<(Range<u64>, u64)>> {
+    /// The whole pages of a range, if all of them are mapped and private.
+    pub(crate) fn private_parts(&self, at: u64, len: usize) -> Option<Vec<PrivatePart>> {
         let end = at.checked_add(len as u64)?;
         let first = at & !(crate::sentry::PAGE - 1);
         let range = pages(first, end - first).ok()?;
@@ -213,20 +220,27 @@ impl Sentry {
         let covered: u64 = parts.iter().map(|(part, _)| part.end - part.start).sum();
         let private = parts.iter().all(|(_, m)| m.share.is_none() && !m.is_sparse());
         (covered == range.end - range.start && private && parts.len() <= MAX_PARTS)
-            .then(|| parts.into_iter().map(|(part, m)| (part, m.protection)).collect())
+            .then(|| parts.into_iter().map(|(range, was)| PrivatePart { range, was }).collect())
     }
 
-    /// The change that sets the protection of a part; `None` where there is no room for it.
-    pub(crate) fn protect_part(
+    /// The change that adds rights to a part, as a call of the process does; `None` where there is
+    /// no room for it.
+    pub(crate) fn open_part(
         &mut self,
         process: &Process,
-        range: &Range<u64>,
-        protection: u64,
+        part: &PrivatePart,
+        access: u64,
     ) -> Result<Option<Change>, PlatformError> {
+        let (range, protection) = (&part.range, part.was.protection | access);
         match self.sys_mprotect(process, range.start, range.end - range.start, protection) {
             Ok(SyscallControl::Memory(_, change)) => Ok(Some(change)),
             Err(SyscallError::Broken(error)) => Err(error),
             _ => Ok(None),
         }
+    }
+
+    /// The change that undoes that of [`Self::open_part`]. It needs no room.
+    pub(crate) fn close_part(&mut self, part: &PrivatePart) -> Change {
+        self.change().layout.put_back(part.range.clone(), part.was)
     }
 }

@@ -1,9 +1,11 @@
-// Processes that part: from a stop of their tracer's, from a queue, and from shared descriptors. It
-// reads a line for each, and answers "held" to "look" once it has one of them.
+// Processes that part: from a stop of their tracer's, from a queue, from shared descriptors, and
+// from borrowed memory. It reads a line for each, and answers "held" to "look" once it has one of
+// them.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <mqueue.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +19,7 @@
 #include <unistd.h>
 
 #define ALL_DESCRIPTORS (1 << 18)
+#define SAYS 100
 
 static void stays(void) { for (;;) pause(); }
 
@@ -80,14 +83,50 @@ static int copies(int how) {
     return (copied + 1) * each <= ALL_DESCRIPTORS && copied > 1;
 }
 
+static char stack[1 << 16];
+static volatile int rests;
+
+// Leaves borrowed memory once its owner waits: for another program, or by its end.
+static int leaves(void *runs) {
+    pid_t own = getpid();
+    write(SAYS, &own, sizeof own);
+    while (!rests) sched_yield();
+    for (int i = 0; i < 100; i++) sched_yield();
+    if (runs) execl("/proc/self/exe", "apart", "says", NULL);
+    _exit(0);
+}
+
+// An owner of memory that sleeps, or is stopped in its vfork, after its borrower has left.
+static int borrower(int runs, int vforks) {
+    int ends[2];
+    pid_t child;
+    char said;
+    pipe(ends);
+    dup2(ends[1], SAYS);
+    if (fork() == 0) {
+        void *how = runs ? &child : NULL;
+        rests = vforks;
+        if (!vforks) clone(leaves, stack + sizeof stack - 64, CLONE_VM | CLONE_PARENT | SIGCHLD, how);
+        else if (vfork() == 0) kill(getppid(), SIGSTOP), leaves(how);
+        rests = 1;
+        stays();
+    }
+    if (read(ends[0], &child, sizeof child) != sizeof child) return 0;
+    if (runs) return read(ends[0], &said, 1) == 1;
+    struct pollfd ended = {syscall(SYS_pidfd_open, child, 0), POLLIN};
+    return ended.fd >= 0 && poll(&ended, 1, -1) == 1;
+}
+
 int main(int argc, char **argv) {
     char line[32];
     const char *held = "none";
+    if (argc > 1 && !strcmp(argv[1], "says")) write(SAYS, "x", 1);
     if (argc > 1) stays();
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         int done = !strcmp(line, "seized") ? seized() : !strcmp(line, "queue") ? queue() : 0;
         if (!strcmp(line, "copies")) done = copies(0) && copies(1) && copies(2);
+        if (!strncmp(line, "borrower", 8)) done = borrower(!!strstr(line, "runs"), !!strstr(line, "vfork"));
         if (done) held = "held";
         puts(strcmp(line, "look") ? done ? "done" : strerror(errno) : held);
         fflush(stdout);

@@ -236,8 +236,22 @@ static void families(void) {
     CHECK(forks == 1 && execs == 1 && exits == 2);
 }
 
+// Whether the maps of a process have a line that begins with this one.
+static int has_map(pid_t child, void *start, size_t len, const char *protection) {
+    char name[64], line[256], wanted[64];
+    sprintf(name, "/proc/%d/maps", child);
+    sprintf(wanted, "%08lx-%08lx %s", (long)start, (long)start + len, protection);
+    FILE *maps = fopen(name, "r");
+    int found = 0;
+    while (fgets(line, sizeof line, maps)) found |= strncmp(line, wanted, strlen(wanted)) == 0;
+    fclose(maps);
+    return found;
+}
+
 // Memory through a file in /proc, in both directions and also where the process may not write.
 static void memory(void) {
+    char *parted = mmap(0, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(parted, 4096, PROT_WRITE);
     pid_t child = traced(sleeper);
     char name[64];
     long word = 0;
@@ -245,6 +259,9 @@ static void memory(void) {
     sprintf(name, "/proc/%d/mem", child);
     int file = open(name, O_RDWR);
     CHECK(file >= 0);
+    CHECK(ptrace(PTRACE_POKEDATA, child, parted + 4092, -1L) == 0);
+    CHECK(ptrace(PTRACE_PEEKDATA, child, parted + 4092, 0) == -1L && errno == 0);
+    CHECK(has_map(child, parted, 4096, "-w-p") && has_map(child, parted + 4096, 4096, "r--p"));
     CHECK(pread(file, &word, 8, (off_t)&value) == 8 && word == 7);
     word = 11;
     CHECK(pwrite(file, &word, 8, (off_t)&value) == 8 && value == 7);

@@ -29,3 +29,11 @@ fn copies_of_shared_descriptors_count_against_the_limit_of_all_processes() {
     let Some((_, warm)) = warm() else { return };
     assert_eq!(ask(&mut warm.instance(), "copies"), "done");
 }
+
+#[test]
+fn an_owner_of_memory_that_sleeps_is_saved_after_its_borrower_has_left() {
+    let Some((program, warm)) = warm() else { return };
+    for way in ["borrower runs", "borrower ends", "borrower vfork runs", "borrower vfork ends"] {
+        in_every_state(&program, &warm, way, ["look", "held", "none"]);
+    }
+}

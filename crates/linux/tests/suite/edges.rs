@@ -46,3 +46,8 @@ fn leases_of_files_are_broken_as_on_linux() {
 fn owners_of_open_files_get_signals_and_processes_share_parts_as_on_linux() {
     compare("owners.c");
 }
+
+#[test]
+fn each_of_many_files_that_send_signals_sends_them_for_its_own_events_as_on_linux() {
+    compare("async_files.c");
+}

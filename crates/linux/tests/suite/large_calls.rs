@@ -159,9 +159,21 @@ impl std::io::Write for Stop {
     }
 }
 
+/// Runs a script that is stopped at its first output, in the middle of a call, and asks the saved
+/// state for the result of that.
+fn ask_stopped(script: &str) -> Option<String> {
+    let program = common::python()?.arg("-c").arg(script);
+    let program = program.storage_limit(1 << 30).time_limit(LIMIT).start_limit(LIMIT);
+    let control = RunControl::new().unwrap();
+    let streams = HostStreams::default().output(Stop(control.clone())).control(control);
+    let run = common::here(program.run_to_end(streams.keep_state()))?;
+    assert_eq!(run.end, End::Stopped);
+    let mut instance = run.state.unwrap().instance();
+    Some(ask(&mut instance, "written"))
+}
+
 #[test]
 fn a_large_write_to_a_file_that_is_stopped_continues_in_the_saved_state() {
-    let Some(program) = common::python() else { return };
     let script = "import os, sys, threading, time
 piece, file = bytes([1]) * (1 << 20), os.open('/tmp/f', os.O_CREAT | os.O_WRONLY)
 # A state is kept where a thread waits for input.
@@ -172,13 +184,37 @@ written = os.writev(file, [piece] * 1000)
 thread.join()
 print(written, os.stat('/tmp/f').st_size, flush=True)
 sys.stdin.readline()";
-    let program = program.arg("-c").arg(script).storage_limit(1 << 30).time_limit(LIMIT);
-    let control = RunControl::new().unwrap();
-    let streams = HostStreams::default().output(Stop(control.clone())).control(control);
-    let run = program.start_limit(LIMIT).run_to_end(streams.keep_state());
-    let Some(run) = common::here(run) else { return };
-    assert_eq!(run.end, End::Stopped);
-    let mut instance = run.state.unwrap().instance();
+    let Some(answer) = ask_stopped(script) else { return };
     // The state has the output before.
-    assert_eq!(ask(&mut instance, "written"), "begun1048576000 1048576000");
+    assert_eq!(answer, "begun1048576000 1048576000");
+}
+
+#[test]
+fn a_large_asynchronous_write_that_is_stopped_continues_in_the_saved_state() {
+    let script = "import ctypes, os, struct, sys, threading, time
+libc, PWRITEV = ctypes.CDLL(None), 8
+setup, submit, events = (206, 209, 208) if os.uname().machine == 'x86_64' else (0, 2, 4)
+piece, file = ctypes.create_string_buffer(1 << 20), os.open('/tmp/f', os.O_CREAT | os.O_WRONLY)
+vector = (ctypes.c_uint64 * 2000)(*[ctypes.addressof(piece), 1 << 20] * 1000)
+def operation(count):
+    fields = (7, 0, 0, PWRITEV, 0, file, ctypes.addressof(vector), count, 0, 0, 0, 0)
+    return ctypes.create_string_buffer(struct.pack('<QIIHhIQQqQII', *fields), 64)
+long, short = operation(1000), operation(1)
+def submitted(*list):
+    list = (ctypes.c_void_p * len(list))(*map(ctypes.addressof, list))
+    return libc.syscall(submit, context, len(list), list)
+context = ctypes.c_ulong()
+libc.syscall(setup, 8, ctypes.byref(context))
+thread = threading.Thread(target=sys.stdin.readline)
+thread.start(); time.sleep(0.1)
+os.write(1, b'begun ')
+first, result = submitted(long, short), ctypes.create_string_buffer(32)
+thread.join()
+count = libc.syscall(events, context, 1, 1, result, None)
+print(first, count, struct.unpack('<QQqq', result)[2], os.stat('/tmp/f').st_size, end=' ')
+# A long one behind another is for the next call.
+print(submitted(short, long), submitted(short, short), flush=True)
+sys.stdin.readline()";
+    let Some(answer) = ask_stopped(script) else { return };
+    assert_eq!(answer, "begun 1 1 1048576000 1048576000 1 2");
 }

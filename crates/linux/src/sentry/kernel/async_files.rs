@@ -2,8 +2,10 @@
 //! `F_NOTIFY`.
 //!
 //! Promises: the settings belong to the open file and end with it. At most [`MAX_ASYNC`] open files
-//! send signals, so that the look at all of them after a call is short. A frozen setting is checked
-//! before it counts.
+//! send signals. A call is followed by a look at those that may have had an event: the call has
+//! changed them or their channels, or their readiness is not in the state alone. A frozen setting
+//! is checked before it counts. May break it: a change of an open file that does not call
+//! [`AsyncFiles::touch`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -122,7 +124,7 @@ pub(crate) struct AsyncFile {
 }
 
 /// The settings of open files, by their number, but for the usual ones.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Eq, Serialize, Deserialize)]
 pub(crate) struct AsyncFiles {
     files: BTreeMap<u64, AsyncFile>,
     /// Those that send signals when they are ready.
@@ -131,6 +133,19 @@ pub(crate) struct AsyncFiles {
     /// Directories that send signals.
     #[serde(skip)]
     noticed: BTreeSet<u64>,
+    /// Those of `ready` that may have changed since the last look.
+    #[serde(skip)]
+    touched: BTreeSet<u64>,
+    /// Those of `ready` that may change without a change of the state.
+    #[serde(skip)]
+    watched: BTreeSet<u64>,
+}
+
+impl PartialEq for AsyncFiles {
+    /// The other fields follow from the settings, or only say which files are looked at.
+    fn eq(&self, other: &Self) -> bool {
+        self.files == other.files
+    }
 }
 
 impl AsyncFiles {
@@ -163,6 +178,7 @@ impl AsyncFiles {
     fn insert(&mut self, description: u64, file: AsyncFile) {
         if file.number.is_some() {
             self.ready.insert(description);
+            self.touched.insert(description);
         }
         if file.notice.is_some() {
             self.noticed.insert(description);
@@ -184,12 +200,45 @@ impl AsyncFiles {
         if self.files.remove(&description).is_some() {
             self.ready.remove(&description);
             self.noticed.remove(&description);
+            self.touched.remove(&description);
+            self.watched.remove(&description);
         }
     }
 
-    /// Open files that send signals when they are ready.
-    pub(in crate::sentry) fn ready(&self) -> impl Iterator<Item = (u64, &AsyncFile)> + '_ {
-        self.ready.iter().filter_map(|id| Some((*id, self.files.get(id)?)))
+    /// An open file may have changed.
+    pub(in crate::sentry) fn touch(&mut self, description: u64) {
+        if self.ready.contains(&description) {
+            self.touched.insert(description);
+        }
+    }
+
+    /// All open files may have changed.
+    pub(in crate::sentry) fn touch_all(&mut self) {
+        self.touched.clone_from(&self.ready);
+    }
+
+    /// Whether an open file may have changed since the last look.
+    pub(in crate::sentry) fn is_touched(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
+    /// Begins a look at the open files that may have changed, and takes them out of the list.
+    pub(in crate::sentry) fn take_touched(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Open files that are looked at after every call.
+    pub(in crate::sentry) fn watched(&self) -> &BTreeSet<u64> {
+        &self.watched
+    }
+
+    /// Sets whether an open file that sends signals is looked at after every call.
+    pub(in crate::sentry) fn watch(&mut self, description: u64, always: bool) {
+        if always {
+            self.watched.insert(description);
+        } else {
+            self.watched.remove(&description);
+        }
     }
 
     /// Whether an open file sends signals when it is ready.
@@ -206,17 +255,20 @@ impl AsyncFiles {
         !self.noticed.is_empty()
     }
 
-    /// The settings of a snapshot, if a guest can have them: of open files alone.
-    pub(in crate::sentry) fn thawed(self, is_open: impl Fn(u64) -> bool) -> Option<Self> {
+    /// The settings of a snapshot, which are checked next ([`Self::is_sound`]).
+    pub(in crate::sentry) fn thawed(self) -> Self {
         let mut whole = Self::default();
-        for (id, file) in self.files {
+        self.files.into_iter().for_each(|(id, file)| whole.insert(id, file));
+        whole
+    }
+
+    /// Whether a guest can have these settings: of open files alone.
+    pub(in crate::sentry) fn is_sound(&self, is_open: impl Fn(u64) -> bool) -> bool {
+        let sound = self.files.iter().all(|(id, file)| {
             let notice = file.notice.is_none_or(|notice| notice.mask & DN_EVENTS != 0);
-            if !is_open(id) || file.signal > 64 || !notice {
-                return None;
-            }
-            whole.insert(id, file);
-        }
-        (whole.ready.len() + whole.noticed.len() <= MAX_ASYNC).then_some(whole)
+            is_open(*id) && file.signal <= 64 && notice
+        });
+        sound && self.ready.len() + self.noticed.len() <= MAX_ASYNC
     }
 }
 
@@ -265,9 +317,9 @@ mod tests {
         files.set(3, |file| file.number = Some(9)).unwrap();
         let again =
             |files: &AsyncFiles| AsyncFiles { files: files.files.clone(), ..AsyncFiles::default() };
-        assert_eq!(again(&files).thawed(|id| id == 3), Some(files.clone()));
-        assert_eq!(again(&files).thawed(|id| id != 3), None);
+        assert_eq!(again(&files).thawed(), files);
+        assert!(files.is_sound(|id| id == 3) && !files.is_sound(|id| id != 3));
         files.set(3, |file| file.signal = 65).unwrap();
-        assert_eq!(again(&files).thawed(|_| true), None);
+        assert!(!files.is_sound(|_| true));
     }
 }

@@ -4,12 +4,15 @@
 //! the owner's setter may signal. May break it: an event that no call of the guest and no server
 //! outside causes.
 
+use std::collections::BTreeSet;
+
 use afresh_files::Node;
 
 use crate::sentry::Sentry;
 use crate::sentry::kernel::async_files::{
     AsyncFile, DN_MULTISHOT, OwnerKind, POLL_MSG, SeenEvents, band,
 };
+use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::epoll::ReadySets;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::PortCaller;
@@ -22,7 +25,57 @@ use crate::sentry::net::sockets::SocketState;
 /// Events of an open file that begin signals, and their codes.
 type ReadyFile = (u64, SeenEvents, Vec<i32>);
 
+/// The origin of the readiness of an open file, apart from the file.
+enum EventSource {
+    Channels(Vec<u64>),
+    /// Something that changes by itself, or is not noted.
+    Other,
+}
+
 impl Kernel {
+    /// The origin of the readiness of an open file.
+    fn event_source(&self, id: u64) -> EventSource {
+        let channels = match self.table.description(id).map(|found| &found.open) {
+            None | Some(FileObject::Output | FileObject::Messages) => Vec::new(),
+            Some(FileObject::Device(Device::Random, _)) => Vec::new(),
+            Some(FileObject::Pipe { channel, .. }) => vec![*channel],
+            Some(FileObject::Fifo(fifo)) => vec![fifo.channel],
+            Some(FileObject::Socket(socket)) => match &socket.stage {
+                SocketState::New | SocketState::Reaching { .. } | SocketState::Refused(_) => {
+                    Vec::new()
+                }
+                SocketState::Connected { incoming, outgoing } => {
+                    incoming.iter().chain(outgoing).copied().collect()
+                }
+                SocketState::Datagrams { inbox, mate, .. } => {
+                    let mate = mate.and_then(|mate| self.datagram_socket(mate));
+                    [*inbox].into_iter().chain(mate.map(|(_, inbox)| inbox)).collect()
+                }
+                // The time of a deferred connection passes by itself.
+                SocketState::Listening(queue) if !queue.is_empty() => return EventSource::Other,
+                SocketState::Listening(_) => Vec::new(),
+            },
+            Some(_) => return EventSource::Other,
+        };
+        EventSource::Channels(channels)
+    }
+
+    /// Begins a look at open files that send signals, and returns those that may have had an event.
+    fn take_touched_files(&mut self) -> BTreeSet<u64> {
+        let channels = self.channels.take_touched();
+        let files = &mut self.table.async_files;
+        channels.into_iter().for_each(|id| files.touch(id));
+        let touched = files.take_touched();
+        for id in &touched {
+            let source = self.event_source(*id);
+            self.table.async_files.watch(*id, matches!(source, EventSource::Other));
+            if let EventSource::Channels(channels) = source {
+                channels.into_iter().for_each(|channel| self.channels.watch(channel, *id));
+            }
+        }
+        &touched | self.table.async_files.watched()
+    }
+
     /// The events of an open file, and the number of arrivals there.
     pub(in crate::sentry) fn seen_events(&self, streams: &Streams, id: u64) -> SeenEvents {
         let asker = PortCaller { streams, thread: self.current().threads.current_id() };
@@ -48,9 +101,10 @@ impl Kernel {
         SeenEvents { events, arrivals, departures }
     }
 
-    /// Open files that send signals, and have had an event.
-    fn ready_files(&self, streams: &Streams) -> Vec<ReadyFile> {
-        let ready = self.table.async_files.ready().filter_map(|(id, file)| {
+    /// Those of the open files that have had an event.
+    fn ready_files(&self, streams: &Streams, ids: &BTreeSet<u64>) -> Vec<ReadyFile> {
+        let ready = ids.iter().filter_map(|&id| {
+            let file = self.table.async_files.of(id);
             let now = self.seen_events(streams, id);
             let open = self.table.description(id).map(|found| &found.open);
             let is_pipe = matches!(open, Some(FileObject::Pipe { .. } | FileObject::Fifo(_)));
@@ -128,7 +182,14 @@ impl Sentry {
         if !self.state.table.async_files.has_ready() {
             return;
         }
-        let ready = self.state.ready_files(&self.streams);
+        let state = &self.state;
+        let ready = match state.table.async_files.is_touched() || state.channels.is_touched() {
+            true => {
+                let touched = self.change().take_touched_files();
+                self.state.ready_files(&self.streams, &touched)
+            }
+            false => state.ready_files(&self.streams, state.table.async_files.watched()),
+        };
         if ready.is_empty() {
             return;
         }

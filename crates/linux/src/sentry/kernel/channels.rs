@@ -4,12 +4,14 @@ pub(in crate::sentry) mod capacities;
 mod corks;
 mod edges;
 mod soundness;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use corks::Cork;
+use watching::WatchedChannels;
 
 use crate::sentry::kernel::peer_credentials::PeerCredentials;
 use crate::sentry::net::sockets::Address;
@@ -301,6 +303,9 @@ pub(crate) struct Channels {
     /// Channels with bytes that are held back.
     #[serde(skip)]
     corked: BTreeSet<u64>,
+    /// Channels of open files that send signals.
+    #[serde(skip)]
+    watched: WatchedChannels,
 }
 
 impl Channels {
@@ -357,6 +362,7 @@ impl Channels {
     }
 
     pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut Channel> {
+        self.watched.touch(id);
         self.list.get_mut(&id)
     }
 
@@ -393,7 +399,7 @@ impl Channels {
 
     /// A further reader or writer.
     pub(crate) fn join(&mut self, id: u64, writes: bool) {
-        let Some(channel) = self.list.get_mut(&id) else { return };
+        let Some(channel) = self.get_mut(id) else { return };
         let count = if writes { &mut channel.writers } else { &mut channel.readers };
         *count += 1;
         channel.edges += 1;
@@ -403,6 +409,7 @@ impl Channels {
     /// Returns descriptors that cannot be received any more.
     #[must_use]
     pub(crate) fn leave(&mut self, id: u64, writes: bool) -> Vec<u64> {
+        self.watched.touch(id);
         let Some(channel) = self.list.get_mut(&id) else { return Vec::new() };
         let count = if writes { &mut channel.writers } else { &mut channel.readers };
         *count = count.saturating_sub(1);

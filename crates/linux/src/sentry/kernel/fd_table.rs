@@ -221,6 +221,9 @@ pub(crate) struct FdTable {
     pub(in crate::sentry) async_files: AsyncFiles,
 }
 
+/// The error of parts that do not fit together.
+pub(in crate::sentry) const UNFIT: &str = "its descriptors do not fit together";
+
 /// A table taken apart.
 pub(in crate::sentry) struct FdTableParts<D> {
     /// Process, number, description, and whether it is closed on `exec`.
@@ -289,16 +292,12 @@ impl FdTable {
         lives: impl Fn(u32) -> bool,
     ) -> Option<Self> {
         let FdTableParts { descriptors, descriptions, next, carried } = parts;
-        let fits = descriptors.iter().all(|(process, number, description, _)| {
-            lives(*process) && *number < DESCRIPTORS && descriptions.contains_key(description)
-        });
         let mut others: BTreeMap<u32, BTreeMap<u32, Descriptor>> = BTreeMap::new();
         for (process, number, description, close_on_exec) in descriptors {
             let descriptor = Descriptor { description, close_on_exec };
             others.entry(process).or_default().insert(number, descriptor);
         }
         let descriptors = others.remove(&own).unwrap_or_default();
-        let last = descriptions.keys().next_back().copied().unwrap_or_default();
         let (holders, watching) = (BTreeMap::new(), BTreeSet::new());
         let (room, held) = (DESCRIPTORS, HeldFiles::new());
         let mut table = Self {
@@ -315,11 +314,26 @@ impl FdTable {
             async_files: AsyncFiles::default(),
         };
         table.count_holders();
-        (fits && last < next).then_some(table)
+        table.fits(lives).then_some(table)
     }
 
-    /// Whether it has no more than a guest may have.
-    pub(in crate::sentry) fn check(&self) -> Result<(), &'static str> {
+    /// Whether its parts fit together and belong to processes that live.
+    fn fits(&self, lives: impl Fn(u32) -> bool) -> bool {
+        let lists = self.others.iter().filter(|(_, list)| !list.is_empty());
+        let lists = lists.map(|(process, list)| (lives(*process), list));
+        let is_open = |(number, descriptor): (&u32, &Descriptor)| {
+            *number < DESCRIPTORS && self.descriptions.contains_key(&descriptor.description)
+        };
+        let mut all = lists.chain([(true, &self.descriptors)]);
+        all.all(|(lives, list)| lives && list.iter().all(is_open))
+            && self.descriptions.keys().next_back().is_none_or(|last| *last < self.next)
+    }
+
+    /// The first error of a table that a guest cannot have, if any.
+    pub(in crate::sentry) fn check(&self, lives: impl Fn(u32) -> bool) -> Result<(), &'static str> {
+        if !self.fits(lives) {
+            return Err(UNFIT);
+        }
         let fits = self.descriptions.len() <= MAX_DESCRIPTIONS
             && self.check_all(0).is_ok()
             && self.next < MAX_EVENTS;
@@ -332,7 +346,7 @@ impl FdTable {
 
     pub(crate) fn get_mut(&mut self, descriptor: u64) -> Result<&mut Description, Errno> {
         let id = self.id(descriptor)?;
-        self.descriptions.get_mut(&id).ok_or(Errno::BADF)
+        self.description_mut(id).ok_or(Errno::BADF)
     }
 
     /// The description of `descriptor`.
@@ -371,6 +385,7 @@ impl FdTable {
     }
 
     pub(crate) fn description_mut(&mut self, id: u64) -> Option<&mut Description> {
+        self.async_files.touch(id);
         self.descriptions.get_mut(&id)
     }
 
@@ -379,6 +394,7 @@ impl FdTable {
     }
 
     pub(crate) fn descriptions_mut(&mut self) -> impl Iterator<Item = &mut Description> + '_ {
+        self.async_files.touch_all();
         self.descriptions.values_mut()
     }
 

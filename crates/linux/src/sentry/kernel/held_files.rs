@@ -7,11 +7,15 @@
 //! missing in [`descriptors`].
 
 use crate::platform::calls;
+use crate::sentry::kernel::fd_table::FdTable;
 use crate::sentry::kernel::held_file::{HeldFile, HeldFiles, PackedHeldFiles};
 use crate::sentry::kernel::resource_limits::DESCRIPTORS;
 use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
 use crate::sentry::result::SyscallControl;
+
+/// The error of files that a call cannot hold.
+pub(in crate::sentry) const UNHELD: &str = "a call holds a file that it does not wait for";
 
 /// Descriptors among the arguments of a call that can wait. Calls that wait for a list of
 /// descriptors have none.
@@ -76,6 +80,15 @@ fn max_held(wait: &Wait) -> usize {
     wait.items().max(2)
 }
 
+/// Whether a call that waits can hold these files.
+fn may_hold(wait: &Wait, held: &[HeldFile], table: &FdTable) -> bool {
+    held.len() <= max_held(wait)
+        && held.iter().all(|held| {
+            let numbered = held.number.is_none_or(|number| number < DESCRIPTORS);
+            numbered && table.description(held.description).is_some()
+        })
+}
+
 impl Kernel {
     /// Before descriptors of the current process are closed: waiting calls of its other threads
     /// keep their descriptions.
@@ -131,6 +144,12 @@ impl Kernel {
         self.release_held(ended);
     }
 
+    /// Whether all calls that wait can hold the files that they hold.
+    pub(in crate::sentry) fn are_held_files_sound(&self) -> bool {
+        let mut waits = self.processes.threads().filter_map(|(_, thread)| thread.wait.as_ref());
+        waits.all(|wait| may_hold(wait, &wait.held, &self.table))
+    }
+
     /// The held files of all threads.
     pub(in crate::sentry) fn packed_held(&self) -> PackedHeldFiles {
         let held = |thread: &Thread| Some(thread.wait.as_ref()?.held.clone());
@@ -146,12 +165,7 @@ impl Kernel {
             let mut threads = processes.threads_mut();
             let thread = threads.find_map(|threads| threads.get_mut(id))?;
             let wait = thread.wait.as_mut()?;
-            let fits = held.len() <= max_held(wait)
-                && held.iter().all(|held| {
-                    let numbered = held.number.is_none_or(|number| number < DESCRIPTORS);
-                    numbered && table.description(held.description).is_some()
-                });
-            if !fits {
+            if !may_hold(wait, &held, table) {
                 return None;
             }
             held.iter().for_each(|held| table.hold(held.description));

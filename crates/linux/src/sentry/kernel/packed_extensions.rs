@@ -1,9 +1,10 @@
 //! The parts of a state that version 19 of snapshots added.
 //!
-//! Promises: a state without them, of an older version, has their defaults. May break it: a field
-//! that is added after the golden of version 19 was written.
+//! Promises: a state without them, of an older version, has their defaults. A state whose parts
+//! [`Kernel::check_extensions`] refuses is neither saved nor opened. May break it: a field that is
+//! added after the golden of version 19 was written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use afresh_files::Node;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::sentry::kernel::async_files::AsyncFiles;
 use crate::sentry::kernel::cpu_time::system::SystemTimes;
 use crate::sentry::kernel::exit_statuses::ExitStatuses;
+use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::keys::Keys;
 use crate::sentry::kernel::queue_notices::QueueNotices;
 use crate::sentry::kernel::shared_parts::SharedParts;
@@ -18,6 +20,9 @@ use crate::sentry::kernel::state::Kernel;
 use crate::sentry::kernel::timer_slack::DefaultSlacks;
 use crate::sentry::kernel::tracing::Tracing;
 use crate::sentry::mm::layout::traits::PackedTraits;
+
+/// The error of parts that processes share.
+const SHARING: &str = "processes share descriptors or directories that they cannot";
 
 /// The part of a state that version 19 of snapshots added.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,10 +73,11 @@ impl Kernel {
         }
     }
 
-    /// Takes the parts into a state that has everything else.
+    /// Takes the parts into a state that has everything else. [`Self::check_extensions`] comes
+    /// next.
     ///
     /// # Errors
-    /// The reason why they do not fit the state.
+    /// The reason why they have no place in the state.
     pub(crate) fn unpack_extensions(
         &mut self,
         extensions: PackedExtensions,
@@ -102,41 +108,41 @@ impl Kernel {
                 return Err("a mapping has rules that it cannot have");
             }
         }
-        let is_open = |id| self.table.description(id).is_some();
-        let async_files =
-            async_files.thawed(is_open).ok_or("the owner of an open file is invalid")?;
-        self.table.async_files = async_files;
-        if !slacks.is_sound(|process| self.processes.lives(process)) {
-            return Err("the timer slack of a process is invalid");
+        if !self.table.thaw_sharing(shared_tables, self.processes.current_id()) {
+            return Err(SHARING);
         }
-        let has_ended = |process| !self.processes.exists(process) && self.is_described(process);
-        if !exits.is_sound(has_ended) {
-            return Err("the status of a process is invalid");
-        }
-        if !queue_notices.is_sound(|queue| self.is_queue_asked(queue)) {
-            return Err("the notice of a queue is invalid");
-        }
-        if !system_times.is_sound(|process| self.processes.exists(process)) {
-            return Err("the system time of a process is invalid");
-        }
-        self.system_times = system_times;
-        let lives = |process| self.processes.lives(process);
-        let own = self.processes.current_id();
-        if !self.table.thaw_sharing(shared_tables, own, lives) || !shared_parts.is_sound(lives) {
-            return Err("processes share descriptors or directories that they cannot");
-        }
-        self.shared_parts = shared_parts;
-        let next = self.processes.current.threads.next();
-        let lives = |process| self.processes.lives(process);
-        if !tracing.is_sound(|thread| self.home_of_thread(thread), lives, next) {
-            return Err("a trace of a thread is invalid");
-        }
-        let is_thread = |thread| self.home_of_thread(thread).is_some();
-        if !keys.is_sound(lives, is_thread) {
-            return Err("a key is invalid");
-        }
+        self.table.async_files = async_files.thawed();
+        (self.system_times, self.shared_parts) = (system_times, shared_parts);
         (self.processes.tracing, self.keys) = (tracing, keys);
         (self.slacks, self.exits, self.queue_notices) = (slacks, exits, queue_notices);
         Ok(())
+    }
+
+    /// The first error of these parts, if a guest cannot have them.
+    pub(in crate::sentry) fn check_extensions(&self) -> Result<(), &'static str> {
+        let ensure = |holds: bool, error| if holds { Ok(()) } else { Err(error) };
+        let lives = |process| self.processes.lives(process);
+        let exists = |process| self.processes.exists(process);
+        let is_open = |id| self.table.description(id).is_some();
+        let owners = self.table.async_files.is_sound(is_open);
+        ensure(owners, "the owner of an open file is invalid")?;
+        ensure(self.slacks.is_sound(lives), "the timer slack of a process is invalid")?;
+        let described = self.table.descriptions().filter_map(|(_, found)| match found.open {
+            FileObject::Process(id) => Some(id),
+            _ => None,
+        });
+        let described: BTreeSet<u32> = described.collect();
+        let has_ended = |process| !exists(process) && described.contains(&process);
+        ensure(self.exits.is_sound(has_ended), "the status of a process is invalid")?;
+        let notices = self.queue_notices.is_sound(|queue| self.is_queue_asked(queue));
+        ensure(notices, "the notice of a queue is invalid")?;
+        ensure(self.system_times.is_sound(exists), "the system time of a process is invalid")?;
+        let shares = self.table.is_sharing_sound(lives) && self.shared_parts.is_sound(lives);
+        ensure(shares, SHARING)?;
+        let next = self.processes.current.threads.next();
+        let home = |thread| self.home_of_thread(thread);
+        let traces = self.processes.tracing.is_sound(home, lives, next);
+        ensure(traces, "a trace of a thread is invalid")?;
+        ensure(self.keys.is_sound(lives, |thread| home(thread).is_some()), "a key is invalid")
     }
 }

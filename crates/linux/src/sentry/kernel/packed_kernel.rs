@@ -22,9 +22,10 @@ use crate::sentry::fs::seals::Seals;
 use crate::sentry::kernel::channels::Channels;
 use crate::sentry::kernel::device::{Device, GenerationWatch};
 use crate::sentry::kernel::epoll_set::EpollSet;
-use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject};
+use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject, UNFIT};
 use crate::sentry::kernel::file_locks::FileLocks;
 use crate::sentry::kernel::held_file::PackedHeldFiles;
+use crate::sentry::kernel::held_files::UNHELD;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
@@ -152,6 +153,10 @@ enum PackedOpen {
     Proc(ProcFile),
 }
 
+/// The errors of a peer with a user that it cannot have, and of too many files.
+const PEER: &str = "a user of a peer is invalid";
+const FILES: &str = "it has more files than a program may have";
+
 /// A state that does not fit together.
 pub(crate) fn damaged(what: &str) -> ThawError {
     ThawError::State(what.to_owned())
@@ -247,6 +252,9 @@ impl Kernel {
         let (namespaces, locks) = (self.namespaces.clone(), locks.collect());
         let tunables = self.tunables.clone();
         let peers = PeerUsers::of(peers(&mut packed.descriptions, &mut packed.channels));
+        if !peers.is_sound(self.namespaces.users.owner[0]) {
+            return Err(lost(&PEER));
+        }
         let users = PackedUsers { users: self.namespaces.users.clone(), peers };
         let held = self.packed_held();
         let extensions = self.pack_extensions();
@@ -258,7 +266,11 @@ impl Kernel {
     /// Refuses files beyond the limit of storage, as an opener with that limit does. A guest can
     /// have them: its memory pays for bytes that it writes through shared mappings.
     fn check_storage(&self) -> Result<(), FreezeError> {
-        let (used, limit) = (self.tree.used().bytes, self.tree.budget().bytes);
+        let (used, allowed) = (self.tree.used(), self.tree.budget());
+        if used.files > allowed.files {
+            return Err(FreezeError::State(FILES.to_owned()));
+        }
+        let (used, limit) = (used.bytes, allowed.bytes);
         if used <= limit {
             return Ok(());
         }
@@ -307,14 +319,14 @@ impl Kernel {
             return Err(limit("storage", used.bytes, opener.storage.bytes, "storage_limit").into());
         }
         if used.files > opener.storage.files {
-            return Err(damaged("it has more files than a program may have"));
+            return Err(damaged(FILES));
         }
         if packed.seals != packed.seals.lasting(&tree) {
             return Err(damaged("a seal is not on a file"));
         }
         let PackedUsers { users, peers: found } = additions.users;
         let all = peers(&mut packed.descriptions, &mut packed.channels);
-        found.give(users.owner[0], all).ok_or_else(|| damaged("a user of a peer is invalid"))?;
+        found.give(users.owner[0], all).ok_or_else(|| damaged(PEER))?;
         let mut descriptions = BTreeMap::new();
         for (id, (open, flags, found)) in packed.descriptions {
             let open = match open {
@@ -361,7 +373,7 @@ impl Kernel {
         let (descriptors, next) = (packed.descriptors, packed.next);
         let parts = FdTableParts { descriptors, descriptions, next, carried: packed.carried };
         let table = FdTable::from_parts(parts, FIRST, |id| processes.lives(id))
-            .ok_or_else(|| damaged("its descriptors do not fit together"))?;
+            .ok_or_else(|| damaged(UNFIT))?;
         let layouts = processes.layouts().chain([&packed.layout]);
         let shared = layouts.flat_map(Layout::shared);
         let shares = shared.map(|shared| shared.share.node).collect();
@@ -401,7 +413,7 @@ impl Kernel {
         };
         state.find_inner_sets();
         let held = state.unpack_held(additions.held);
-        held.ok_or_else(|| damaged("a call holds a file that it does not wait for"))?;
+        held.ok_or_else(|| damaged(UNHELD))?;
         for (memory, locks) in additions.locks {
             let layout = state.layout_of_mut(memory);
             if !layout.is_some_and(|layout| layout.unpack_locks(locks)) {

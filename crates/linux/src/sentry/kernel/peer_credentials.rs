@@ -25,6 +25,12 @@ impl PeerUsers {
         Self(users.collect())
     }
 
+    /// Whether a guest of user `owner` can have these.
+    pub(in crate::sentry) fn is_sound(&self, owner: u32) -> bool {
+        let mut numbers = self.0.iter().flat_map(|(_, user)| user);
+        (owner == 0 || self.0.is_empty()) && numbers.all(|number| *number != u32::MAX)
+    }
+
     /// Gives the users to the peers that they are of. `None` if a guest could not have them: one of
     /// user `owner` has others if that is 0.
     pub(in crate::sentry) fn give<'a>(
@@ -32,8 +38,7 @@ impl PeerUsers {
         owner: u32,
         peers: impl Iterator<Item = &'a mut PeerCredentials>,
     ) -> Option<()> {
-        let numbers = || self.0.iter().flat_map(|(_, user)| user);
-        if owner != 0 && !self.0.is_empty() || numbers().any(|number| *number == u32::MAX) {
+        if !self.is_sound(owner) {
             return None;
         }
         let mut left = self.0.into_iter().peekable();

@@ -182,14 +182,6 @@ impl ProcessTable {
             || self.ended.iter().any(|(&id, ended)| [id, ended.group].contains(&number))
     }
 
-    /// The current thread has made no process after all, which its tracer was to see.
-    pub(crate) fn forget_due_stops(&mut self) {
-        let id = self.current.threads.current_id();
-        if let Some(trace) = self.tracing.get_mut(id) {
-            while trace.take_due().is_some() {}
-        }
-    }
-
     /// Whether the current process is the only one that lives, and it is the first.
     pub(crate) fn is_single(&self) -> bool {
         self.others.is_empty() && self.current.info.id == FIRST

@@ -170,7 +170,8 @@ impl Kernel {
                 SocketState::Listening(queue) => {
                     let room = queue.len() <= socket.backlog_len();
                     let (mut ready, mut late) = (false, 0);
-                    for at in self.acceptable(queue, streams.clock.now()) {
+                    let now = if queue.is_empty() { 0 } else { streams.clock.now() };
+                    for at in self.acceptable(queue, now) {
                         ready = true;
                         // One that was deferred is ready later than it came.
                         late += u64::from(queue[at].until.is_some());

@@ -12,6 +12,7 @@ use crate::sentry::fs::special_files::FIFO;
 use crate::sentry::kernel::device::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::opening;
+use crate::sentry::kernel::held_files::UNHELD;
 use crate::sentry::kernel::identity::FIRST;
 use crate::sentry::kernel::poll_events::MAX_EVENTS;
 use crate::sentry::kernel::state::Kernel;
@@ -30,7 +31,7 @@ impl Kernel {
     /// The first error of this state, if a guest cannot have it.
     pub(in crate::sentry) fn check(&self) -> Soundness {
         self.processes.check(&self.layout)?;
-        self.table.check()?;
+        self.table.check(|process| self.processes.lives(process))?;
         self.table.descriptions().try_for_each(|(_, open)| self.check_description(open))?;
         self.check_streams()?;
         self.check_processes()?;
@@ -53,7 +54,9 @@ impl Kernel {
         ensure(self.are_watches_bounded(), "it watches more files than a program may")?;
         ensure(self.are_interests_bounded(), "it has more sets of descriptors than a program may")?;
         let nested = self.check_nesting().is_ok();
-        ensure(nested, "its sets of descriptors contain too many others, or each other")
+        ensure(nested, "its sets of descriptors contain too many others, or each other")?;
+        ensure(self.are_held_files_sound(), UNHELD)?;
+        self.check_extensions()
     }
 
     /// The kind of an open file.
@@ -81,7 +84,8 @@ impl Kernel {
                 self.stat_open_file(open)?;
             }
             FileObject::Device(device, open) => {
-                self.stat_open_file(open)?;
+                let stat = self.stat_open_file(open)?;
+                ensure(Device::of(stat.device).is_some(), "an unknown device")?;
                 let sound = !matches!(device, Device::Generation(watch) if !watch.is_sound());
                 ensure(sound, "a descriptor of the generation sends no signal")?;
             }
@@ -178,6 +182,8 @@ mod tests {
 
     use crate::sentry::kernel::epoll::MAX_NESTING;
     use crate::sentry::kernel::epoll_set::EpollInterest;
+    use crate::sentry::kernel::shared_parts::SharedPart;
+    use crate::sentry::kernel::tracing::Trace;
 
     fn new() -> Kernel {
         Kernel::new(Layout::new(1 << 20), Tree::new(Budget::default()), None, Vec::new())
@@ -238,6 +244,46 @@ mod tests {
             assert!(state.pack().is_ok());
             change(&mut state);
             assert!(state.check().is_err() && state.pack().is_err(), "{index}");
+        }
+    }
+
+    #[test]
+    fn a_save_refuses_parts_of_processes_for_the_reason_that_an_opener_has() {
+        const NOBODY: u32 = 99;
+        let odd: [(&dyn Fn(&mut Kernel), &str); 6] = [
+            (
+                &|state| state.table.async_files.set(99, |file| file.signal = 9).unwrap(),
+                "the owner of an open file is invalid",
+            ),
+            (&|state| state.slacks.fork(7, NOBODY), "the timer slack of a process is invalid"),
+            (
+                &|state| state.system_times.spend(NOBODY, 5),
+                "the system time of a process is invalid",
+            ),
+            (
+                &|state| state.table.share(NOBODY, FIRST),
+                "processes share descriptors or directories that they cannot",
+            ),
+            (
+                &|state| state.shared_parts.share(SharedPart::Io, NOBODY, FIRST),
+                "processes share descriptors or directories that they cannot",
+            ),
+            (
+                &|state| {
+                    let trace = Trace::new(NOBODY, FIRST, 0, false);
+                    state.processes.tracing.insert(FIRST, trace);
+                },
+                "a trace of a thread is invalid",
+            ),
+        ];
+        for (change, reason) in odd {
+            let (mut state, mut opened) = (new(), new());
+            change(&mut state);
+            let saved = state.pack().err().expect(reason).to_string();
+            assert!(saved.contains(reason), "{saved}");
+            let parts = state.pack_extensions();
+            let opened = opened.unpack_extensions(parts).and_then(|()| opened.check());
+            assert_eq!(opened, Err(reason));
         }
     }
 

@@ -87,9 +87,10 @@ impl StoppedClock {
         self.monotonic
     }
 
-    /// Whether clocks can continue from there.
-    pub(crate) fn is_sound(self) -> bool {
-        self.monotonic <= LATEST && self.boot <= LATEST
+    /// The error of clocks that cannot continue from there.
+    pub(crate) fn check(self) -> Result<(), &'static str> {
+        let continues = self.monotonic <= LATEST && self.boot <= LATEST;
+        if continues { Ok(()) } else { Err("its clocks are beyond all times") }
     }
 }
 
@@ -114,7 +115,8 @@ mod tests {
     #[test]
     fn a_clock_continues_from_where_it_stopped() {
         let there = StoppedClock { monotonic: 5_000_000_000, boot: 7_000_000_000, real: 0 };
-        assert!(there.is_sound() && !StoppedClock { boot: u64::MAX, ..there }.is_sound());
+        assert!(there.check().is_ok());
+        assert!(StoppedClock { boot: u64::MAX, ..there }.check().is_err());
         let clock = there.resume();
         let stop = clock.stop();
         assert!((5_000_000_000..6_000_000_000_000).contains(&stop.monotonic), "{stop:?}");

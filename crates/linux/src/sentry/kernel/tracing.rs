@@ -153,6 +153,15 @@ impl Trace {
         if self.due.is_empty() { None } else { Some(self.due.remove(0)) }
     }
 
+    /// Drops the event that announces a process which was not made after all.
+    fn forget_child(&mut self, child: u32) {
+        let is_of = |stop: &TraceStop| match stop {
+            TraceStop::Event(EVENT_FORK | EVENT_VFORK | EVENT_CLONE, of) => *of == u64::from(child),
+            _ => false,
+        };
+        self.due.retain(|stop| !is_of(stop));
+    }
+
     /// Whether a trap of `PTRACE_INTERRUPT`, or of the end of a group stop, is due.
     pub(in crate::sentry) fn take_trap(&mut self) -> bool {
         let before = self.due.len();

@@ -147,6 +147,9 @@ impl Layout {
             {
                 return Err("its mappings overlap, or are outside the guest's range");
             }
+            if !m.has_sound_traits() {
+                return Err("a mapping has rules that it cannot have");
+            }
             *if m.reserved { &mut reserved } else { &mut bytes } += m.end - start;
             shared += m.share.map_or(0, |_| m.end - start);
             at = m.end;

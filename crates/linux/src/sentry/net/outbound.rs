@@ -90,8 +90,13 @@ impl Kernel {
     }
 
     /// Whether the socket that reads a channel is being connected.
-    pub(in crate::sentry) fn is_reaching(&mut self, from: u64) -> bool {
-        self.socket_by(from).is_some()
+    pub(in crate::sentry) fn is_reaching(&self, from: u64) -> bool {
+        self.table.descriptions().any(|(_, d)| match &d.open {
+            FileObject::Socket(Socket {
+                stage: SocketState::Reaching { incoming, .. }, ..
+            }) => *incoming == from,
+            _ => false,
+        })
     }
 
     /// The connection with these channels is there.

@@ -18,7 +18,7 @@ use crate::sentry::mm::stub_calls::Content;
 use crate::sentry::mm::user_memory::{copy_in, copy_out, word_in};
 use crate::sentry::result::{SyscallControl, SyscallError, SyscallResult};
 use crate::sentry::syscalls::clock::length_in;
-use crate::sentry::syscalls::read_write::MAX_TRANSFER;
+use crate::sentry::syscalls::read_write::{MAX_TRANSFER, pieces_of};
 
 /// Operations that may be in a context (`aio-max-nr`).
 const MAX_EVENTS: u64 = 1 << 16;
@@ -117,6 +117,19 @@ impl Operation {
             flags: (word(1) >> 32) as u32,
         })
     }
+
+    /// Whether it is a write in several parts.
+    fn is_long_write(&self, process: &Process) -> bool {
+        match self.kind {
+            PWRITE => self.len > MAX_TRANSFER,
+            PWRITEV => {
+                let pieces = pieces_of(process, self.buffer, self.len, MAX_TRANSFER + 1);
+                let len = |(_, len): &(u64, u64)| *len;
+                pieces.is_ok_and(|pieces| pieces.iter().map(len).sum::<u64>() > MAX_TRANSFER)
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Sentry {
@@ -183,7 +196,8 @@ impl Sentry {
 
     /// `io_submit(2)`: reads, writes and syncs of files, which are done before it returns, and
     /// reads and writes of streams that do not wait (`RWF_NOWAIT`, `O_NONBLOCK`). Polls are
-    /// `EINVAL`. One call performs at most 64 operations, and none after 8 MiB.
+    /// `EINVAL`. One call performs at most 64 operations, and none after 8 MiB. A longer write is
+    /// the first of its call.
     pub(in crate::sentry) fn sys_io_submit(
         &mut self,
         process: &mut Process,
@@ -197,12 +211,18 @@ impl Sentry {
         }
         let (mut done, mut bytes) = (0, 0);
         while done < count.min(MAX_SUBMITTED) && bytes < MAX_TRANSFER {
-            match self.submit_one(process, &mut ring, list.wrapping_add(done * 8)) {
-                Ok(transferred) => bytes += transferred,
+            match self.submit_one(process, &mut ring, list.wrapping_add(done * 8), done == 0) {
+                Ok(SyscallControl::Value(transferred)) => bytes += transferred,
+                // The first one has to end at a limit: the call is made again, and continues it.
+                Ok(control) => return Ok(control),
                 Err(SyscallError::Errno(_) | SyscallError::Paused) if done > 0 => break,
                 Err(error) => return Err(error),
             }
             done += 1;
+            if self.resumed.is_some() {
+                // The bytes of its wait are those of the first operation.
+                break;
+            }
         }
         if done > 0 {
             self.wake(ring.waiters(), u32::MAX, u32::MAX);
@@ -211,12 +231,14 @@ impl Sentry {
     }
 
     /// Performs the operation whose address is at `at`, and returns the bytes that it transferred.
+    /// A long write is the `first` of its call, which continues it.
     fn submit_one(
         &mut self,
         process: &mut Process,
         ring: &mut ResultRing,
         at: u64,
-    ) -> SyscallResult<u64> {
+        first: bool,
+    ) -> SyscallResult {
         let at = word_in(process, at)?;
         let operation = Operation::decode(process, at)?;
         if ring.is_full() {
@@ -243,6 +265,9 @@ impl Sentry {
         {
             return Err(Errno::INVAL.into());
         }
+        if !first && !ready_only && operation.is_long_write(process) {
+            return Err(Errno::AGAIN.into());
+        }
         // The key that the kernel gives it.
         copy_out(process, at.wrapping_add(8), &[0; 4])?;
         let Operation { descriptor, buffer, len, offset, .. } = operation;
@@ -261,7 +286,9 @@ impl Sentry {
         };
         let result = match outcome {
             Ok(SyscallControl::Value(bytes)) => bytes as i64,
-            // A write that has to end at a limit: it is not continued.
+            Ok(SyscallControl::Wait(wait)) if wait.done > 0 && !ready_only => {
+                return Ok(SyscallControl::Wait(wait));
+            }
             Ok(SyscallControl::Wait(wait)) if wait.done > 0 => wait.done as i64,
             // Files do not wait, and streams only if they may.
             Ok(_) => -i64::from(libc::EAGAIN),
@@ -279,7 +306,7 @@ impl Sentry {
             *count = count.saturating_add(1).min(u64::MAX - 1);
             *edges += 1;
         }
-        Ok(result.max(0) as u64)
+        Ok(SyscallControl::Value(result.max(0) as u64))
     }
 
     /// `io_getevents(2)`: a wait for more results than a context holds ends when it is full.

@@ -75,7 +75,7 @@ impl Channels {
     }
 
     fn set(&mut self, id: u64, capacity: usize) {
-        if let Some(channel) = self.list.get_mut(&id) {
+        if let Some(channel) = self.get_mut(id) {
             channel.capacity = capacity;
             channel.edges += 1;
         }

@@ -28,6 +28,7 @@ impl Channel {
 impl Channels {
     /// Holds the last `len` bytes of a channel back.
     pub(in crate::sentry) fn hold_back(&mut self, id: u64, len: usize, now: MonotonicTime) {
+        self.watched.touch(id);
         let Some(channel) = self.list.get_mut(&id).filter(|_| len > 0) else { return };
         let until = now.saturating_add(CORK_TIMEOUT);
         let cork = channel.cork.unwrap_or(Cork { bytes: 0, until });
@@ -44,7 +45,7 @@ impl Channels {
         if !self.corked.remove(&id) {
             return;
         }
-        if let Some(channel) = self.list.get_mut(&id) {
+        if let Some(channel) = self.get_mut(id) {
             channel.cork = None;
             channel.edges += 1;
         }

@@ -79,30 +79,29 @@ impl FdTable {
         self.shared.clone()
     }
 
-    /// Takes the sharing of a snapshot, in which `own` is the current process. Returns whether a
-    /// guest can have it.
-    pub(in crate::sentry) fn thaw_sharing(
-        &mut self,
-        shared: BTreeMap<u32, u32>,
-        own: u32,
-        lives: impl Fn(u32) -> bool,
-    ) -> bool {
-        let sound = shared.iter().all(|(process, owner)| {
-            let has_own = match *process == own {
-                true => !self.descriptors.is_empty(),
-                false => self.others.contains_key(process),
-            };
-            lives(*process) && lives(*owner) && !shared.contains_key(owner) && !has_own
-        });
-        if !sound {
-            return false;
-        }
+    /// Takes the sharing of a snapshot, in which `own` is the current process. Returns
+    /// whether that has only descriptors that it shares. The caller checks the rest
+    /// ([`Self::is_sharing_sound`]).
+    pub(in crate::sentry) fn thaw_sharing(&mut self, shared: BTreeMap<u32, u32>, own: u32) -> bool {
         self.shared = shared;
         let owner = self.table_owner(own);
-        if owner != own {
-            self.descriptors = self.others.remove(&owner).unwrap_or_default();
+        if owner == own {
+            return true;
         }
-        true
+        let had = std::mem::replace(
+            &mut self.descriptors,
+            self.others.remove(&owner).unwrap_or_default(),
+        );
+        had.is_empty()
+    }
+
+    /// Whether a guest can have this sharing.
+    pub(in crate::sentry) fn is_sharing_sound(&self, lives: impl Fn(u32) -> bool) -> bool {
+        self.shared.iter().all(|(process, owner)| {
+            let has_own = self.others.get(process).is_some_and(|list| !list.is_empty());
+            let shares = !self.shared.contains_key(owner) && !has_own;
+            lives(*process) && lives(*owner) && shares
+        })
     }
 }
 
@@ -154,7 +153,8 @@ mod tests {
         let thaw = |shared: &[(u32, u32)]| {
             let mut table = FdTable::new();
             table.others.insert(8, table.descriptors.clone());
-            table.thaw_sharing(shared.iter().copied().collect(), 2, |id| [2, 8, 9].contains(&id))
+            table.thaw_sharing(shared.iter().copied().collect(), 2)
+                && table.is_sharing_sound(|id| [2, 8, 9].contains(&id))
         };
         assert!(thaw(&[]) && thaw(&[(9, 2)]) && thaw(&[(9, 8)]));
         assert!(!thaw(&[(8, 2)]) && !thaw(&[(2, 8)]) && !thaw(&[(9, 7)]) && !thaw(&[(7, 2)]));

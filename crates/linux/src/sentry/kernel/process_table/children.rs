@@ -3,7 +3,9 @@
 use super::ProcessTable;
 use crate::sentry::kernel::exited_process::ExitedProcess;
 use crate::sentry::kernel::process_info::ChildEvent;
+use crate::sentry::kernel::signals::bit;
 use crate::sentry::kernel::state::Kernel;
+use crate::sentry::kernel::streams::End;
 use crate::sentry::kernel::wait_options::{WaitOptions, WaitTarget};
 
 impl ProcessTable {
@@ -108,6 +110,26 @@ impl Kernel {
         info.children = info.children.saturating_add(spent);
         self.system_times.reap(self.processes.current_id(), id);
         self.reap(id);
+    }
+
+    /// The current process could not make the process `child` after all, which has not run:
+    /// neither a parent nor a tracer learns of it.
+    pub(crate) fn undo_child(&mut self, child: u32) {
+        let own = self.processes.current_id();
+        let parent = self.processes.info(child).map_or(own, |info| info.parent);
+        let is_told = |state: &Self| {
+            let parent = state.processes.get(parent);
+            parent.is_some_and(|parent| parent.pending.set() & bit(libc::SIGCHLD as u8) != 0)
+        };
+        let was_told = is_told(self);
+        self.forget_traced_child(child);
+        self.switch_to(child);
+        self.end_process(End::Signal(libc::SIGKILL));
+        self.switch_to(own);
+        self.reap(child);
+        if !was_told && let Some(parent) = self.processes.get_mut(parent) {
+            parent.pending.drop_all(libc::SIGCHLD as u8);
+        }
     }
 
     /// Removes a process that has ended.

@@ -1,6 +1,9 @@
 //! Process tables.
 
+use afresh_files::{Budget, Tree};
+
 use super::*;
+use crate::sentry::kernel::tracing::{EVENT_FORK, EVENT_STOP, Trace, TraceStop};
 
 #[test]
 fn tables_that_do_not_fit_together_are_refused() {
@@ -58,4 +61,27 @@ fn tables_that_do_not_fit_together_are_refused() {
         own(table).info.memory = FIRST;
     };
     assert_eq!(check(&borrows), Ok(()));
+}
+
+#[test]
+fn a_child_that_was_not_made_is_known_to_no_parent_and_no_tracer() {
+    let tree = Tree::new(Budget::default());
+    let mut state = Kernel::new(Layout::new(1 << 20), tree, None, Vec::new());
+    let thread = state.current().threads.current().clone();
+    let tracer = state.add_child(thread.clone(), true).unwrap();
+    let mut trace = Trace::new(tracer, FIRST, 1 << EVENT_FORK, true);
+    let earlier = TraceStop::Event(EVENT_STOP, 5);
+    trace.plan(earlier.clone());
+    state.processes.tracing.insert(FIRST, trace);
+    let before = state.clone();
+    let child = state.add_child(thread, true).unwrap();
+    state.trace_new(EVENT_FORK, child, child);
+    assert!(state.processes.tracing.get(child).is_some());
+    state.undo_child(child);
+    assert_eq!((&state.processes.tracing, state.check()), (&before.processes.tracing, Ok(())));
+    assert_eq!((state.processes.current_id(), state.processes.len()), (FIRST, 2));
+    let pending = |id| &state.processes.get(id).unwrap().pending;
+    assert!(pending(FIRST).is_empty() && pending(tracer).is_empty());
+    let own = state.own_trace_mut().unwrap();
+    assert_eq!((own.take_due(), own.take_due()), (Some(earlier), None));
 }

@@ -179,6 +179,16 @@ impl Kernel {
         self.processes.tracing.insert(thread, trace);
     }
 
+    /// The current thread has made no process `child` after all: its tracer learns of none.
+    pub(in crate::sentry::kernel) fn forget_traced_child(&mut self, child: u32) {
+        for thread in self.processes.tracing.threads_of(child) {
+            self.processes.tracing.remove(thread);
+        }
+        if let Some(own) = self.own_trace_mut() {
+            own.forget_child(child);
+        }
+    }
+
     /// A tracer ends: its tracees continue by themselves, or are killed.
     pub(in crate::sentry) fn drop_tracer(&mut self, tracer: u32) {
         let own = self.processes.tracing.tracees_of(tracer);

@@ -26,6 +26,18 @@ impl Layout {
         self.change_protection(start, len, protection, protection != asked)
     }
 
+    /// Gives a part of a mapping whose protection was changed its former protection and rules.
+    /// There are no more mappings than before that change, or than after it.
+    pub(in crate::sentry) fn put_back(&mut self, range: Range<u64>, was: Mapping) -> Change {
+        // Reserved memory may have bytes now.
+        let reserved = self.mapping_at(range.start).map_or(was.reserved, |(_, m)| m.reserved);
+        let mapping = Mapping { end: range.end, reserved, ..was };
+        let (start, len) = (range.start, range.end - range.start);
+        self.place(range, mapping);
+        let before = vec![protect_call(start, len, mapping.host_protection())];
+        Change { before, ..Change::default() }
+    }
+
     /// Gives memory a protection of the processor.
     #[cfg(test)]
     pub(crate) fn protect(

@@ -46,7 +46,7 @@ impl MappingTraits {
 
 impl Mapping {
     /// Whether its rules are some that a mapping like it can have.
-    fn has_sound_traits(&self) -> bool {
+    pub(super) fn has_sound_traits(&self) -> bool {
         let writes = self.protection & libc::PROT_WRITE as u64 != 0;
         (!self.traits.grows || self.is_anonymous())
             && (!self.traits.read_only || self.share.is_some() && !writes)
