@@ -36,15 +36,33 @@ fn engine(cache: &Path) -> anyhow::Result<Engine> {
     Ok(Engine::new(EngineConfig { timeouts: false, cache, ..EngineConfig::default() })?)
 }
 
-/// An answer, and the guest that gave it: taking that down does not count as a part of a start.
-pub(crate) type AnswerAndGuest = (Vec<u8>, Warm, Option<Frozen>);
+/// The first answer of a guest. Neither the reset behind it nor the end of the guest is a part of
+/// the start.
+pub(crate) struct FirstAnswer {
+    pub(crate) bytes: Vec<u8>,
+    /// The time at which the answer was there.
+    pub(crate) at: Instant,
+    /// The snapshot, unless the guest was warmed.
+    pub(crate) frozen: Option<Frozen>,
+    /// The guest, which lives until the answer is checked.
+    warm: Warm,
+}
+
+impl FirstAnswer {
+    fn of(warm: Warm, frozen: Option<Frozen>, input: &[u8]) -> anyhow::Result<Self> {
+        let entry = warm.bytes_entry("handle")?;
+        let mut lease = warm.lease()?;
+        let bytes = lease.call_bytes(&entry, input)?;
+        let at = Instant::now();
+        drop(lease);
+        Ok(Self { bytes, at, frozen, warm })
+    }
+}
 
 /// One answer of a thawed guest.
-fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
+fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<FirstAnswer> {
     let warm = Warm::thaw(&engine(cache)?, &GuestOptions::default(), &frozen)?;
-    let entry = warm.bytes_entry("handle")?;
-    let bytes = warm.lease()?.call_bytes(&entry, input)?;
-    Ok((bytes, warm, Some(frozen)))
+    FirstAnswer::of(warm, Some(frozen), input)
 }
 
 /// Opened and called while the rest is fetched.
@@ -52,7 +70,7 @@ pub(crate) fn lazily(
     cache: &Path,
     snapshot: Snapshot,
     input: &[u8],
-) -> anyhow::Result<AnswerAndGuest> {
+) -> anyhow::Result<FirstAnswer> {
     answer(cache, Frozen::load(snapshot, &RestoreOptions::default())?, input)
 }
 
@@ -62,7 +80,7 @@ pub(crate) fn shared(
     snapshot: Snapshot,
     socket: &Path,
     input: &[u8],
-) -> anyhow::Result<AnswerAndGuest> {
+) -> anyhow::Result<FirstAnswer> {
     let client = ImageClient::new(socket, |error| eprintln!("image server: {error}"));
     let options = RestoreOptions { images: Some(Arc::new(client)), ..RestoreOptions::default() };
     answer(cache, Frozen::load(snapshot, &options)?, input)
@@ -81,18 +99,16 @@ pub(crate) fn serve_image(socket: &Path, snapshot: &Snapshot) -> anyhow::Result<
 }
 
 /// Fetched whole, then called.
-fn wholly(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
+fn wholly(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<FirstAnswer> {
     let frozen = Frozen::load(snapshot, &RestoreOptions::default())?;
     frozen.memory().wait(Duration::from_secs(60))?;
     answer(cache, frozen, input)
 }
 
 /// Not out of a snapshot at all.
-fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<AnswerAndGuest> {
+fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<FirstAnswer> {
     let warm = Guest::new(&engine(cache)?, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
-    let entry = warm.bytes_entry("handle")?;
-    let bytes = warm.lease()?.call_bytes(&entry, input)?;
-    Ok((bytes, warm, None))
+    FirstAnswer::of(warm, None, input)
 }
 
 /// Saves the guest twice, with the working set of one request and without.
@@ -102,9 +118,9 @@ pub(crate) fn prepare(
     store: &Store,
     input: &[u8],
 ) -> anyhow::Result<Vec<u8>> {
-    let (expected, warm, _) = warmed(cache, wasm, input)?;
-    crate::js::answered(&expected)?;
-    let frozen = warm.freeze()?;
+    let first = warmed(cache, wasm, input)?;
+    crate::js::answered(&first.bytes)?;
+    let frozen = first.warm.freeze()?;
     frozen.save(store, PLAIN, &SnapshotOptions::default())?;
     // Fills the cache, so that recording meets no module pages.
     drop(lazily(cache, store.load(PLAIN)?, input)?);
@@ -116,20 +132,20 @@ pub(crate) fn prepare(
     drop(recording);
     let with = SnapshotOptions { working_set: recorder.pages(1.0), ..SnapshotOptions::default() };
     frozen.save(store, NAME, &with)?;
-    Ok(expected)
+    Ok(first.bytes)
 }
 
 /// A contestant that is timed up to its first answer.
 fn contestant<'a>(
     strategy: &'static str,
     expected: &'a [u8],
-    mut run: impl FnMut() -> anyhow::Result<AnswerAndGuest> + 'a,
+    mut run: impl FnMut() -> anyhow::Result<FirstAnswer> + 'a,
 ) -> Contestant<'a> {
     let mut once = move || {
         let started = Instant::now();
-        let answered = run()?;
-        let took = started.elapsed();
-        anyhow::ensure!(answered.0 == expected, "{strategy} answers otherwise");
+        let first = run()?;
+        let took = first.at - started;
+        anyhow::ensure!(first.bytes == expected, "{strategy} answers otherwise");
         Ok(took)
     };
     Contestant::timed(strategy, move |n| (0..n).map(|_| once()).sum())

@@ -7,6 +7,7 @@ pub(crate) mod exclusive;
 pub(crate) mod guest_code;
 pub(crate) mod linear;
 pub(crate) mod loaded;
+mod provided_imports;
 pub(crate) mod stacks;
 
 use std::hash::{Hash, Hasher};
@@ -24,6 +25,7 @@ use crate::engine::address_space::Space;
 use crate::engine::cache::Cache;
 use crate::engine::linear::{SlotMemories, record_memories};
 use crate::engine::loaded::LoadedModules;
+use crate::engine::provided_imports::ProvidedImports;
 use crate::engine::stacks::Stacks;
 
 /// Source of pages for memories that grow by multiples of 2 MiB. Prepared pages take no faults.
@@ -285,6 +287,8 @@ pub(crate) struct Inner {
     generation: u32,
     /// Code and memories that its guests share.
     pub(crate) loaded: LoadedModules,
+    /// The imports that afresh provides for modules.
+    provided: ProvidedImports,
 }
 
 /// A compiled module.
@@ -389,6 +393,7 @@ impl Engine {
             ticks,
             generation,
             loaded: LoadedModules::default(),
+            provided: ProvidedImports::default(),
         };
         Self { inner: Arc::new(inner) }
     }

@@ -248,27 +248,11 @@ impl GuestOptions {
 
     /// A linker with everything a core module may import.
     pub(crate) fn linker(&self, engine: &Engine) -> Result<Linker<Host>, LoadError> {
-        let mut linker = Linker::new(engine.wasmtime());
-        let result = (|| {
-            match self.asynchronous {
-                false => wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?,
-                true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
-            }
+        let mut linker = engine.provided(self.asynchronous)?.clone();
+        if let Some(link) = &self.imports.module {
             linker.allow_shadowing(true);
-            crate::host::preview1::link(&mut linker, self.asynchronous)?;
-            linker.allow_shadowing(false);
-            linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
-                caller.data().generation() as i64
-            })?;
-            match &self.imports.module {
-                Some(link) => {
-                    linker.allow_shadowing(true);
-                    link(&mut linker)
-                }
-                None => Ok(()),
-            }
-        })();
-        result.map_err(LoadError::Link)?;
+            link(&mut linker).map_err(LoadError::Link)?;
+        }
         Ok(linker)
     }
 

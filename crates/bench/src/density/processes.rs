@@ -31,14 +31,19 @@ pub fn process(dir: &Path, socket: Option<&Path>) -> Result<()> {
     let started = Instant::now();
     let snapshot = Store::open(dir.join("store"))?.load(start::NAME)?;
     let cache = dir.join("cache");
-    let (bytes, _warm, frozen) = match socket {
+    let first = match socket {
         Some(socket) => start::shared(&cache, snapshot, socket, REQUEST)?,
         None => start::lazily(&cache, snapshot, REQUEST)?,
     };
-    let took = started.elapsed();
-    crate::js::answered(&bytes)?;
+    let took = first.at - started;
+    crate::js::answered(&first.bytes)?;
     // The rest of the image arrives behind the first answer.
-    frozen.context("the guest is not out of a snapshot")?.memory().wait(ARRIVAL_TIMEOUT)?;
+    first
+        .frozen
+        .as_ref()
+        .context("the guest is not out of a snapshot")?
+        .memory()
+        .wait(ARRIVAL_TIMEOUT)?;
     println!("{}", took.as_micros());
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
