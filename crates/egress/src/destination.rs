@@ -77,12 +77,17 @@ impl HostPattern {
         }
     }
 
-    /// Whether it is, or covers, a name in lower case.
+    /// Whether it is, or covers, a name. Letters of both cases are equal, as in DNS: the state of a
+    /// guest, which a stranger may have made, has the name.
     pub(crate) fn matches_name(&self, name: &str) -> bool {
         match self {
-            Self::Exactly(own) => own == name,
+            Self::Exactly(own) => own.eq_ignore_ascii_case(name),
             // A name of DNS may have any bytes; this one becomes a host in requests.
-            Self::Ending(end) => name.ends_with(end) && is_name(name),
+            Self::Ending(end) => {
+                let start = name.len().checked_sub(end.len());
+                let found = start.and_then(|start| name.get(start..));
+                found.is_some_and(|found| found.eq_ignore_ascii_case(end)) && is_name(name)
+            }
             Self::Address(_) => false,
         }
     }
@@ -112,7 +117,7 @@ impl fmt::Display for HostPattern {
 /// The destination of a guest connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationQuery<'a> {
-    /// A name, in lower case.
+    /// A name.
     Name(&'a str),
     /// An address that stands for no name.
     Address(IpAddr),

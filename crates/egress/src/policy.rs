@@ -135,6 +135,9 @@ mod tests {
         };
         assert_eq!(is_proxied("api.example.org", 443), Some(true));
         assert_eq!(is_proxied("api.example.org", 80), Some(false));
+        // A state that a stranger made may have such a name.
+        assert_eq!(is_proxied("API.Example.org", 443), Some(true));
+        assert_eq!(is_proxied("WWW.example.ORG", 443), Some(false));
         assert_eq!(is_proxied("www.example.org", 443), Some(false));
         assert_eq!(is_proxied("example.net", 443), None);
         let address = DestinationQuery::Address("192.0.2.1".parse().unwrap());

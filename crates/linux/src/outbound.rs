@@ -291,13 +291,14 @@ impl OutboundConnections {
         let (mut news, mut ready) = (false, ready.into_iter());
         let filter = EgressFilter::present();
         self.list.retain_mut(|line| {
+            let is_ready = ready.next().unwrap_or(false);
             if line.filter != filter {
                 // Its guest has another filter since then.
                 line.cut(state);
                 news = true;
                 return false;
             }
-            if !ready.next().unwrap_or(false) && !line.is_left(state) {
+            if !is_ready && !line.is_left(state) {
                 return true;
             }
             let (moved, lasts) = line.pump(state);

@@ -4,3 +4,5 @@ pub(crate) mod hashing;
 pub(crate) mod helper_threads;
 pub(crate) mod os;
 pub(crate) mod temporary;
+#[cfg(feature = "remote")]
+pub(crate) mod two_clocks;

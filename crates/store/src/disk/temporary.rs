@@ -60,10 +60,19 @@ pub(crate) fn new_dir(path: &Path) -> io::Result<()> {
 
 /// Makes the names in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
-    point();
+    sync_open_dir(open_dir(dir)?)
+}
+
+/// Opens a directory to make its names durable.
+fn open_dir(dir: &Path) -> io::Result<Option<File>> {
     // Windows opens no directory as a file, and writes names to its log by itself.
-    if cfg!(unix) {
-        let dir = File::open(dir)?;
+    if cfg!(unix) { File::open(dir).map(Some) } else { Ok(None) }
+}
+
+/// Makes the names in an open directory durable.
+fn sync_open_dir(dir: Option<File>) -> io::Result<()> {
+    point();
+    if let Some(dir) = dir {
         dir.sync_all()?;
         synced(&dir);
     }
@@ -85,9 +94,11 @@ pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), 
         point();
         file.as_file().sync_all()?;
         synced(file.as_file());
+        // After the rename it could fail for lack of descriptors.
+        let names = open_dir(parent(path))?;
         point();
         file.persist(path).map_err(|e| e.error)?;
-        sync_dir(parent(path))
+        sync_open_dir(names)
     })()
     .map_err(|e| SaveError::io(path, e))
 }

@@ -18,6 +18,8 @@ pub(crate) const SESSION_TYPE: &str = "application/vnd.afresh.session.config.v1+
 pub(crate) const JOURNAL: &str = "vnd.afresh.session.journal";
 /// The directory of the journals, in a store or below a remote's prefix.
 pub(crate) const JOURNALS: &str = "journals";
+/// The directory in which programs note that they name blobs elsewhere.
+pub(crate) const KEEPERS: &str = "keepers";
 /// Annotation that holds a snapshot's name.
 pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 

@@ -279,6 +279,15 @@ pub enum OpenError {
         /// Their file.
         journal: String,
     },
+    /// A session's turns were saved in this directory as in a remote.
+    #[error(
+        "the session was saved through a `file://` address ({}): open its directory by that address",
+        .journal.display()
+    )]
+    RemoteJournal {
+        /// Their directory.
+        journal: PathBuf,
+    },
     /// A signature or a key does not match.
     #[error(transparent)]
     Seal(#[from] SealError),
@@ -395,6 +404,18 @@ pub enum SaveError {
          or save under another name"
     )]
     Moved(PathBuf),
+    /// A fleet, or another program, names snapshots of the directory by their digests.
+    #[error(
+        "snapshots in {} are named by `{by}`, not by names in it, so a collection would remove them; collect \
+         the store of a fleet with --nats and --fleet",
+        .path.display()
+    )]
+    Kept {
+        /// The directory.
+        path: PathBuf,
+        /// Who names them.
+        by: String,
+    },
     /// A session's turns are signed one by one, by the program that saves them.
     #[error(
         "the snapshot is a session's, whose turns are signed when they are saved: `afresh compact` makes one of it \

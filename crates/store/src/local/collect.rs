@@ -3,16 +3,20 @@
 //! A layout may hold images and artifacts of other tools. Blobs that they name are kept, in any
 //! field. Only damage stops the collection: the blobs of a manifest with a wrong digest are
 //! unknown.
+//!
+//! The directory may also be one that programs use as a remote (`file://`). The ledger of a fleet
+//! names its snapshots there, so a collection without it is refused.
 
 use std::collections::HashSet;
-use std::fs;
+use std::{fs, io};
 
 use crate::blobs::file::read_bounded;
 use crate::disk::temporary::{TEMPORARY, sync_dir};
-use crate::format::descriptor::{JOURNALS, is_journal};
+use crate::format::descriptor::{JOURNALS, KEEPERS, is_journal};
 use crate::format::digest::from_hex;
 use crate::format::manifest::parse;
 use crate::local::live_set::{LiveSet, MAX_FOREIGN, reach};
+use crate::local::remote_turns::remove_old_turns;
 use crate::local::staging::{belongs, remove};
 use crate::{OpenError, SaveError, Sha256, Store};
 
@@ -33,8 +37,10 @@ impl Store {
     /// manifests of other tools name. Open snapshots stay readable.
     ///
     /// # Errors
-    /// A damaged manifest or an I/O error. Reachable blobs are never removed.
+    /// [`SaveError::Kept`] where a fleet names snapshots of the directory; a damaged manifest or an
+    /// I/O error. Reachable blobs are never removed.
     pub fn gc(&self) -> Result<CollectionReport, SaveError> {
+        self.check_keepers()?;
         let _locks = self.lock_all_blobs()?;
         // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.
         let _index = self.lock_index()?;
@@ -70,6 +76,27 @@ impl Store {
         Ok(collected)
     }
 
+    /// Refuses a directory whose snapshots are named elsewhere.
+    fn check_keepers(&self) -> Result<(), SaveError> {
+        use io::ErrorKind::{NotADirectory, NotFound};
+        let dir = self.root().join(KEEPERS);
+        let first = match fs::read_dir(&dir) {
+            // Other tools may have a file of that name.
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => None,
+            entries => {
+                let first = entries.and_then(|mut entries| entries.next().transpose());
+                first.map_err(|e| SaveError::io(&dir, e))?
+            }
+        };
+        match first {
+            None => Ok(()),
+            Some(entry) => Err(SaveError::Kept {
+                path: self.root().to_owned(),
+                by: entry.file_name().to_string_lossy().into_owned(),
+            }),
+        }
+    }
+
     /// Removes the turns of sessions that no manifest names any more.
     fn collect_journals(
         &self,
@@ -79,7 +106,7 @@ impl Store {
         let dir = self.root().join(JOURNALS);
         let io = |e| SaveError::io(&dir, e);
         let entries = match fs::read_dir(&dir) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(io)?,
         };
         for entry in entries {
@@ -88,12 +115,20 @@ impl Store {
             let Some(name) = name.to_str() else { continue };
             let dead =
                 name.starts_with(TEMPORARY) || (is_journal(name) && !live.journals.contains(name));
-            if dead {
-                collected.files += 1;
-                collected.bytes += entry.metadata().map_err(io)?.len();
-                afresh_sys::crash::point();
-                fs::remove_file(entry.path()).map_err(io)?;
+            if !dead {
+                continue;
             }
+            let (path, meta) = (entry.path(), entry.metadata().map_err(io)?);
+            if meta.is_dir() {
+                let removed = remove_old_turns(&path).map_err(|e| SaveError::io(&path, e))?;
+                collected.files += removed.files;
+                collected.bytes += removed.bytes;
+                continue;
+            }
+            collected.files += 1;
+            collected.bytes += meta.len();
+            afresh_sys::crash::point();
+            fs::remove_file(path).map_err(io)?;
         }
         sync_dir(&dir).map_err(io)
     }

@@ -5,6 +5,7 @@ pub(crate) mod list;
 pub(crate) mod live_set;
 pub(crate) mod load;
 pub(crate) mod naming;
+pub(crate) mod remote_turns;
 pub(crate) mod replaced_name;
 #[cfg(feature = "seal")]
 pub(crate) mod signing;

@@ -9,6 +9,7 @@
 //! turns takes the journal only, and reads `index.json` under it. A change writes `index.json`
 //! under both, so an append happens before the change and is part of the target that it compares,
 //! or after it and finds the new `index.json`. The kernel releases each lock when its holder dies.
+//! A session that was saved through `file://` is closed first, because its writers take no lock.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use crate::disk::os::same_file;
 use crate::disk::temporary::sync_dir;
 use crate::format::descriptor::Descriptor;
 use crate::format::manifest::INDEX_FILE;
+use crate::local::remote_turns::close_turns;
 use crate::local::store::check_name;
 use crate::turn::JournalFile;
 use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
@@ -96,10 +98,15 @@ impl Store {
             }
         }
         index.rename(name, descriptor);
-        self.put_file(INDEX_FILE, &index.bytes()?)?;
+        let bytes = index.bytes()?;
         let named = |it: &Descriptor| index.manifests.iter().any(|other| other.digest == it.digest);
+        let unnamed = before.filter(|it| !named(it));
+        if let (Some(session), None) = (&unnamed, &journal) {
+            self.close_remote_turns(session)?;
+        }
+        self.put_file(INDEX_FILE, &bytes)?;
         if let Some(journal) = journal
-            && before.is_some_and(|it| !named(&it) && journal.belongs_to(&it))
+            && unnamed.is_some_and(|it| journal.belongs_to(&it))
         {
             point();
             // A file that cannot be removed is left to `gc`; appends to it fail from now on.
@@ -164,6 +171,21 @@ impl Store {
         point();
         lock.lock().ok()?;
         Some(LockedJournal { path, lock })
+    }
+
+    /// Closes a session whose turns are files of a remote in this directory. Its writers take no
+    /// lock here.
+    fn close_remote_turns(&self, session: &Descriptor) -> Result<(), SaveError> {
+        let Ok(id) = session.digest("`index.json`") else { return Ok(()) };
+        // The manifest of another tool has no turns, and one that is missing has none that open.
+        let Ok(manifest) = read_manifest(self, id) else { return Ok(()) };
+        let Ok(Some(journal)) = manifest.journal() else { return Ok(()) };
+        let path = self.journal_path(journal);
+        match fs::symlink_metadata(&path) {
+            // The journal of this store cannot be opened.
+            Ok(meta) if !meta.is_dir() => Ok(()),
+            _ => close_turns(&path, id, &self.blob_dir()).map_err(|e| SaveError::io(&path, e)),
+        }
     }
 
     /// The target of `name` that a change made from `snapshot` replaces: `snapshot` where it was

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use super::RemoteError;
 use super::stored_object::StoredObject;
+use crate::disk::two_clocks::TwoClocks;
 use crate::local::naming::ExpectedName;
 use crate::{OpenError, Sha256, Tag};
 
@@ -145,12 +146,13 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
 
     /// Makes `name` mean a manifest whose blobs are all there, if it has the expected target.
     /// Atomic: at every moment the name means the old manifest or the new one. The session that it
-    /// meant takes no turn from then on.
+    /// meant takes no turn from then on. The blobs were looked at since `begun`: if that is long ago,
+    /// a collection may have removed them, and the name stays.
     async fn publish(
         &self,
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: ExpectedName,
+        (expected, begun): (ExpectedName, TwoClocks),
     ) -> Result<(), RemoteError>;
 }

@@ -17,25 +17,28 @@
 //! May break it: writers of versions that know nothing of this, and clocks that are wrong by a day.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::backend::CONNECTIONS;
-use super::stored_object::StoredObject;
+use super::stored_object::{NAMED_WITHIN, StoredObject};
 use super::{Cause, Remote, RemoteError};
+use crate::disk::two_clocks::TwoClocks;
 use crate::format::manifest::parse;
 use crate::local::collect::CollectionReport;
 use crate::local::live_set::{LiveSet, MAX_FOREIGN, reach};
+use crate::local::remote_turns::TURN_GRACE;
+use crate::turn::NAMED_FOR;
 use crate::{OpenError, Sha256};
 
 /// Minimum age of an object without a name that is removed.
-pub const GRACE_PERIOD: Duration = Duration::from_secs(48 * 3600);
-/// A writer that takes longer from its first look at an object to its name looks again.
-const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
+pub const GRACE_PERIOD: Duration = TURN_GRACE;
 /// How long names hold that a collection has read. With [`NAMED_WITHIN`] and `TRUSTED` it stays
 /// below [`GRACE_PERIOD`].
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
+// A writer looks for the name of its session before the frame that closed it is removed.
+const _: () = assert!(4 * NAMED_FOR.as_secs() <= GRACE_PERIOD.as_secs());
 /// Objects that are removed under one mark.
 const BATCH: usize = 256;
 /// Maximum repetitions of a writer because of a concurrent collection.
@@ -47,22 +50,6 @@ pub struct GcRoot<'a> {
     pub name: &'a str,
     /// Reads all its names.
     pub names: &'a mut dyn FnMut() -> Result<Vec<Sha256>, Cause>,
-}
-
-/// When names were read, by two clocks: the one stands still while the host is suspended, the other
-/// may be set.
-struct ReadTime(Instant, SystemTime);
-
-impl ReadTime {
-    fn now() -> Self {
-        Self(Instant::now(), SystemTime::now())
-    }
-
-    fn is_outdated(&self) -> bool {
-        // A clock that was set back says nothing.
-        let wall = self.1.elapsed().unwrap_or(NAMES_TIMEOUT);
-        self.0.elapsed().max(wall) >= NAMES_TIMEOUT
-    }
 }
 
 impl Remote {
@@ -96,7 +83,7 @@ impl Remote {
         if let Some(other) = keepers.into_iter().find(|name| Some(name.as_str()) != own) {
             return Err(RemoteError::Kept { by: other });
         }
-        let mut read = ReadTime::now();
+        let mut read = TwoClocks::now();
         let mut live = self.named(keeper.as_mut())?;
         // A journal is one thing: as young as its last turn.
         let young: HashSet<&str> = stored
@@ -111,8 +98,8 @@ impl Remote {
         let dead: Vec<StoredObject> = stored.iter().filter(dead).cloned().collect();
         let (mut collected, mut gone) = (CollectionReport::default(), 0);
         for batch in dead.chunks(BATCH) {
-            if read.is_outdated() {
-                read = ReadTime::now();
+            if read.is_older_than(NAMES_TIMEOUT) {
+                read = TwoClocks::now();
                 live = self.named(keeper.as_mut())?;
             }
             let batch: Vec<StoredObject> =
@@ -181,16 +168,25 @@ impl Remote {
     }
 
     /// Has `work` send objects, again if need be, until all of them are there and no collection
-    /// removes any before it is named.
+    /// removes any before it is named. Returns the time before which none of them was looked at:
+    /// they are named within [`NAMED_WITHIN`] of it.
     pub(super) fn lasting<T>(
         &self,
+        work: impl FnMut() -> Result<T, RemoteError>,
+    ) -> Result<(TwoClocks, T), RemoteError> {
+        self.lasting_since(TwoClocks::now, work)
+    }
+
+    fn lasting_since<T>(
+        &self,
+        mut now: impl FnMut() -> TwoClocks,
         mut work: impl FnMut() -> Result<T, RemoteError>,
-    ) -> Result<T, RemoteError> {
+    ) -> Result<(TwoClocks, T), RemoteError> {
         for _ in 0..ROUNDS {
-            let begun = Instant::now();
+            let begun = now();
             let done = work()?;
-            if self.block_on(self.backend.settled())? && begun.elapsed() < NAMED_WITHIN {
-                return Ok(done);
+            if self.block_on(self.backend.settled())? && !begun.is_older_than(NAMED_WITHIN) {
+                return Ok((begun, done));
             }
         }
         Err(RemoteError::Collected)
@@ -199,16 +195,51 @@ impl Remote {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
+    use super::super::RetryPolicy;
     use super::super::stored_object::TRUSTED;
     use super::*;
+    use crate::local::naming::ExpectedName;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn remote() -> Remote {
+        let prefix = object_store::path::Path::from("team");
+        Remote::with_objects(Arc::new(InMemory::new()), prefix, RetryPolicy::default()).unwrap()
+    }
 
     #[test]
     fn names_are_read_again_before_a_named_object_is_as_old_as_the_grace() {
         assert!(NAMES_TIMEOUT + NAMED_WITHIN + TRUSTED < GRACE_PERIOD);
-        assert!(!ReadTime::now().is_outdated());
-        let (instant, wall) = (Instant::now(), SystemTime::now());
-        // The host was suspended, or its clock was set.
-        assert!(ReadTime(instant, wall - NAMES_TIMEOUT).is_outdated());
-        assert!(ReadTime(instant, wall + NAMES_TIMEOUT).is_outdated());
+    }
+
+    #[test]
+    fn objects_are_looked_at_again_after_the_host_was_suspended() {
+        let mut times = vec![TwoClocks::now(), TwoClocks::now().before_suspension(NAMED_WITHIN)];
+        let mut looks = 0;
+        let work = || {
+            looks += 1;
+            Ok(())
+        };
+        let (begun, ()) = remote().lasting_since(|| times.pop().unwrap(), work).unwrap();
+        assert_eq!(looks, 2);
+        assert!(!begun.is_older_than(HOUR));
+    }
+
+    #[test]
+    fn a_name_is_not_changed_long_after_its_objects_were_looked_at() {
+        let remote = remote();
+        let name = |begun, manifest: &str| {
+            let (id, manifest) = (Sha256::of(manifest.as_bytes()), manifest.as_bytes().to_vec());
+            let publish = remote.backend.publish("a", id, manifest, (ExpectedName::Any, begun));
+            remote.block_on(publish).map(|()| id)
+        };
+        let id = name(TwoClocks::now(), "{}").unwrap();
+        let begun = TwoClocks::now().before_suspension(NAMED_WITHIN);
+        assert!(matches!(name(begun, "[]"), Err(RemoteError::Collected)));
+        assert_eq!(remote.resolve("a").unwrap(), id);
     }
 }

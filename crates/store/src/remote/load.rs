@@ -12,6 +12,7 @@ use futures_util::future::{try_join, try_join_all};
 use super::blob::{RangeBlob, Tail};
 use super::cache::CacheFile;
 use super::{Remote, RemoteError};
+use crate::disk::two_clocks::TwoClocks;
 use crate::format::blob::BlobRead;
 use crate::format::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest};
 use crate::seal::access::Access;
@@ -40,6 +41,7 @@ impl Remote {
     }
 
     fn load_by(&self, name: &str, access: &Access) -> Result<Snapshot, RemoteError> {
+        let begun = TwoClocks::now();
         let (id, manifest, config, blobs, turns) = self.block_on(async {
             let (id, manifest) = self.manifest_of(name).await?;
             unlock(&manifest, access)?;
@@ -79,7 +81,7 @@ impl Remote {
         };
         let Some((journal, turns)) = journal.zip(turns) else { return Ok(snapshot) };
         let (file, closed) = JournalFile::of_frames(&turns, id)?;
-        let journal = RemoteJournal::new(Arc::new(self.clone()), journal, closed);
+        let journal = RemoteJournal::new(Arc::new(self.clone()), journal, closed, begun);
         let place = JournalPlace::Remote(journal);
         let turned = SnapshotWithTurns::of(&snapshot, &file, place, access)?;
         Ok(snapshot.with_turns(turned))

@@ -30,8 +30,9 @@ use self::conditions::is_conflict;
 use super::backend::{Backend, CONNECTIONS, ResolvedName, Source};
 use super::listen::object_options;
 use super::retry::Retrier;
-use super::stored_object::StoredObject;
+use super::stored_object::{NAMED_WITHIN, StoredObject};
 use super::{RemoteError, retry};
+use crate::disk::two_clocks::TwoClocks;
 use crate::format::descriptor::{Descriptor, JOURNALS};
 use crate::format::layout::{IndexJson, resolve_in, tags_of};
 use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
@@ -449,7 +450,7 @@ impl Backend for Objects {
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: ExpectedName,
+        (expected, begun): (ExpectedName, TwoClocks),
     ) -> Result<(), RemoteError> {
         if self.lock.is_none() {
             self.check_conditions().await?;
@@ -463,7 +464,7 @@ impl Backend for Objects {
         .await?;
         let _lock = self.lock.as_deref().map(|path| self.lock_names(path)).transpose()?;
         if self.lock.is_some() {
-            self.check_blobs(&manifest).await?;
+            self.check_blobs(id, &manifest).await?;
         }
         for _ in 0..ROUNDS {
             let (mut index, version) = match self.index().await? {
@@ -473,6 +474,10 @@ impl Backend for Objects {
             if index.target(name) == Some(id) {
                 // Also after a write whose answer was lost.
                 return Ok(());
+            }
+            // The host may have been suspended.
+            if begun.is_older_than(NAMED_WITHIN) {
+                return Err(RemoteError::Collected);
             }
             if !self.replaces(&index, name, expected).await? {
                 return Err(SaveError::Moved(name.into()).into());

@@ -85,7 +85,7 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
-        let (id, manifest) = self.lasting(|| {
+        let (begun, (id, manifest)) = self.lasting(|| {
             let manifest = print(&self.send(local, snapshot, encoding, progress)?)?;
             let id = Sha256::of(&manifest);
             if self.keeps_turns() {
@@ -94,7 +94,8 @@ impl Remote {
             }
             Ok((id, manifest))
         })?;
-        self.block_on(self.backend.publish(name, id, manifest, replaced.expected()))?;
+        let condition = (replaced.expected(), begun);
+        self.block_on(self.backend.publish(name, id, manifest, condition))?;
         Ok(id)
     }
 
@@ -110,12 +111,13 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        self.lasting(|| {
+        let kept = self.lasting(|| {
             let manifest = print(&self.send(local, snapshot, encoding, progress)?)?;
             let id = Sha256::of(&manifest);
             self.block_on(self.backend.put_manifest(id, manifest))?;
             Ok(id)
-        })
+        });
+        Ok(kept?.1)
     }
 
     /// Copies everything but the manifest, which is returned.

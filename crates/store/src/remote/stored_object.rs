@@ -7,6 +7,8 @@ use crate::local::live_set::LiveSet;
 
 /// How long an object that is there counts as sent.
 pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
+/// A writer that takes longer from its first look at an object to its name looks again.
+pub(super) const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
 
 /// An object that can be collected.
 #[derive(Clone, Debug)]

@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use super::push::Progress;
 use super::{Remote, RemoteError};
+use crate::disk::two_clocks::TwoClocks;
 use crate::format::index::Encoding;
 use crate::format::manifest::{Manifest, print};
-use crate::turn::{Journal, TurnObjects, new_journal_id};
+use crate::turn::{Journal, RemoteJournal, TurnObjects, new_journal_id};
 use crate::{ReplacedName, SaveError, Sha256, Snapshot, Store};
 
 impl From<RemoteError> for SaveError {
@@ -57,8 +58,8 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
-        let manifest = self.lasting(|| self.send(local, snapshot, encoding, progress))?;
-        self.follow(name, &manifest, snapshot, replaced)
+        let sent = self.lasting(|| self.send(local, snapshot, encoding, progress))?;
+        self.follow(name, sent, snapshot, replaced)
     }
 
     /// Makes `name` mean `snapshot`, which was opened from this remote and is no session's, with
@@ -73,29 +74,39 @@ impl Remote {
         replaced: ReplacedName<'_>,
     ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
-        self.lasting(|| self.renew(snapshot))?;
-        self.follow(name, snapshot.manifest(), snapshot, replaced)
+        let (begun, ()) = self.lasting(|| self.renew(snapshot))?;
+        self.follow(name, (begun, snapshot.manifest().clone()), snapshot, replaced)
     }
 
+    /// Names a manifest with turns to follow, whose objects were looked at since `begun`.
     fn follow(
         &self,
         name: &str,
-        manifest: &Manifest,
+        (begun, manifest): (TwoClocks, Manifest),
         snapshot: &Snapshot,
         replaced: ReplacedName<'_>,
     ) -> Result<Journal, RemoteError> {
         let journal = new_journal_id()?;
         let manifest = print(&manifest.with_journal(Some(&journal)))?;
         let id = Sha256::of(&manifest);
+        let named_at = TwoClocks::now();
         self.unanswered.publish(name, id, replaced.expected(), |expected| {
-            self.block_on(self.backend.publish(name, id, manifest.clone(), expected))
+            self.block_on(self.backend.publish(name, id, manifest.clone(), (expected, begun)))
         })?;
-        Ok(Journal::in_remote(Arc::new(self.clone()), journal, id, snapshot.key().cloned()))
+        let journal = RemoteJournal::new(Arc::new(self.clone()), journal, false, named_at);
+        Ok(Journal::in_remote(journal, id, snapshot.key().cloned()))
     }
 }
 
 impl TurnObjects for Remote {
     fn put_turn(&self, journal: &str, number: usize, turn: &[u8]) -> Result<bool, SaveError> {
         Ok(self.block_on(self.backend.put_turn(journal, number, turn))?)
+    }
+
+    fn has_name(&self, base: Sha256) -> Result<bool, SaveError> {
+        let index = self.block_on(self.backend.index_json())?.unwrap_or_default();
+        let base = base.to_string();
+        let mut all = index["manifests"].as_array().into_iter().flatten();
+        Ok(all.any(|one| one["digest"].as_str() == Some(&*base)))
     }
 }

@@ -60,6 +60,14 @@ impl Access {
         &self.limits
     }
 
+    /// Whether it opens signed snapshots alone.
+    pub(crate) fn demands_signature(&self) -> bool {
+        #[cfg(feature = "seal")]
+        return self.trust.is_some();
+        #[cfg(not(feature = "seal"))]
+        false
+    }
+
     /// Refuses the last turn of a session, with this digest, unless one of the trusted keys signed
     /// it.
     pub(crate) fn check_turn(

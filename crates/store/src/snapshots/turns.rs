@@ -35,6 +35,9 @@ pub struct Turns {
 
 impl SnapshotWithTurns {
     pub(crate) fn read(base: &Snapshot, path: PathBuf, access: &Access) -> Result<Self, OpenError> {
+        if path.is_dir() {
+            return Err(OpenError::RemoteJournal { journal: path });
+        }
         let file = JournalFile::read(&path, base.id()).map_err(|error| {
             // A session that was renamed meanwhile is looked up again; one without the file was
             // copied without its turns.

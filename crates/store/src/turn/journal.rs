@@ -11,16 +11,20 @@
 //!
 //! May break it: a journal whose last turns were cut off on purpose is the same session, earlier.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-#[cfg(feature = "remote")]
-use std::sync::Arc;
 
 use afresh_sys::crash::{point, synced};
 
 use super::cost::MAX_CHAIN;
+#[cfg(feature = "remote")]
+use super::frame::closing;
+use super::frame::{ALIGN, CHECK, FRAME, SIGNED, check, head};
 use super::naming_index::NamingIndex;
+#[cfg(feature = "remote")]
+use super::remote_journal::{RemoteJournal, UnansweredTurn};
 use super::space::check_parent;
 use super::{ChainCost, Head, Space, Turn, TurnError};
 use crate::blobs::file::read_bounded;
@@ -37,26 +41,10 @@ const MAGIC: [u8; 8] = *b"AFRESHJN";
 const VERSION_1: u32 = 1;
 /// Bytes of the header.
 pub(crate) const HEADER: usize = 64;
-/// Bytes before a turn: its length, and what comes with it.
-const FRAME: usize = 8;
-/// Bytes after a turn.
-const CHECK: usize = 32;
-/// Frames begin at multiples of this, so that no disk writes half of their first bytes.
-const ALIGN: usize = 8;
-/// The parts that accompany a turn, in the first byte of the second number: a signature before it.
-/// The other three are a check of the length.
-const SIGNED: u8 = 1;
-/// The same byte of a frame that closes a remote journal. It has no turn.
-#[cfg(feature = "remote")]
-const CLOSING: u8 = 2;
-/// Bytes of a frame that closes a journal.
-#[cfg(feature = "remote")]
-pub(crate) const CLOSING_LEN: u64 = (FRAME + CHECK) as u64;
 /// A public key and a signature.
 const SIGNATURE: usize = 96;
 /// Longest journal that is read.
 pub(crate) const MAX_JOURNAL: u64 = 512 << 20;
-const CHECK_CONTEXT: &str = "afresh 2026-11 journal version 1 frame";
 
 /// A journal's bytes, and where its whole turns end.
 pub(crate) struct JournalFile {
@@ -76,34 +64,6 @@ fn header(base: Sha256) -> [u8; HEADER] {
     header[8..12].copy_from_slice(&VERSION_1.to_le_bytes());
     header[16..48].copy_from_slice(&base.0);
     header
-}
-
-/// The check of frame `number`, of these bytes without it.
-fn check(base: &Sha256, number: usize, frame: &[u8]) -> [u8; CHECK] {
-    let mut hasher = blake3::Hasher::new_derive_key(CHECK_CONTEXT);
-    hasher.update(&base.0);
-    hasher.update(&(number as u64).to_le_bytes());
-    hasher.update(frame);
-    hasher.finalize().into()
-}
-
-/// The first bytes of frame `number`: its length is checked on its own, so that a turn that was cut
-/// off differs from a file that was damaged.
-fn head(base: &Sha256, number: usize, len: u32, what: u8) -> [u8; FRAME] {
-    let mut head = [0; FRAME];
-    head[..4].copy_from_slice(&len.to_le_bytes());
-    head[4] = what;
-    let sum = check(base, number, &head[..5]);
-    head[5..].copy_from_slice(&sum[..3]);
-    head
-}
-
-/// The frame that closes a remote journal behind `number` turns. It takes the place of the next
-/// turn, so an append after it is refused.
-#[cfg(feature = "remote")]
-pub(crate) fn closing(base: &Sha256, number: usize) -> Vec<u8> {
-    let head = head(base, number, 0, CLOSING);
-    [&head[..], &check(base, number, &head)].concat()
 }
 
 impl JournalFile {
@@ -196,25 +156,35 @@ impl JournalFile {
         access: &Access,
         space: &mut Space,
     ) -> Result<[u8; 32], OpenError> {
+        // Its parents are checked below. It names all that came before, and the snapshot.
+        if let Some(frame) = self.frames.last().filter(|_| access.demands_signature()) {
+            let opened = self.unsealed(frame, key)?;
+            let number = self.frames.len() - 1;
+            let last = Head::parse(&opened).map_err(|source| OpenError::Turn { number, source })?;
+            access.check_turn(&last.root, frame.signature.clone().map(|at| &self.bytes[at]))?;
+        }
         let mut last = base.0;
         for (number, frame) in self.frames.iter().enumerate() {
             let bad = |source| OpenError::Turn { number, source };
-            let stored = &self.bytes[frame.turn.clone()];
-            let opened = key.map(|key| unseal(key, stored)).transpose()?;
-            let bytes = opened.as_deref().unwrap_or(stored);
+            let bytes = self.unsealed(frame, key)?;
             // All programs are kept, so their sum counts, before the next is decompressed.
-            space.expect(&Head::parse(bytes).map_err(bad)?)?;
-            let turn = Turn::parse(bytes, access.limits()).map_err(bad)?;
+            space.expect(&Head::parse(&bytes).map_err(bad)?)?;
+            let turn = Turn::parse(&bytes, access.limits()).map_err(bad)?;
             check_parent(&turn, &last).map_err(bad)?;
             space.apply(&turn)?;
             last = *turn.root();
         }
         space.finish()?;
-        // It names all that came before, and the snapshot.
-        if let Some(frame) = self.frames.last() {
-            access.check_turn(&last, frame.signature.clone().map(|at| &self.bytes[at]))?;
-        }
         Ok(last)
+    }
+
+    /// The bytes of the turn in `frame`, decrypted with `key` if there is one.
+    fn unsealed(&self, frame: &Frame, key: Option<&SealKey>) -> Result<Cow<'_, [u8]>, OpenError> {
+        let stored = &self.bytes[frame.turn.clone()];
+        match key {
+            Some(key) => unseal(key, stored).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(stored)),
+        }
     }
 
     /// Number of turns.
@@ -250,43 +220,6 @@ enum JournalBackend {
     File(FileJournal),
     #[cfg(feature = "remote")]
     Remote(RemoteJournal),
-}
-
-/// A remote that keeps each turn as an object.
-#[cfg(feature = "remote")]
-pub(crate) trait TurnObjects: std::fmt::Debug + Send + Sync {
-    /// Puts turn `number` of `journal`, unless it is there. False if another writer has put one
-    /// there. After an error it may be there.
-    fn put_turn(&self, journal: &str, number: usize, turn: &[u8]) -> Result<bool, SaveError>;
-}
-
-/// A turn that a remote may have: the request that puts it failed.
-#[cfg(feature = "remote")]
-#[derive(Clone, Debug)]
-struct UnansweredTurn {
-    frame: Vec<u8>,
-    root: [u8; 32],
-    cost: ChainCost,
-}
-
-/// A journal in a remote.
-#[cfg(feature = "remote")]
-#[derive(Clone, Debug)]
-pub(crate) struct RemoteJournal {
-    remote: Arc<dyn TurnObjects>,
-    /// Its turns are below this name.
-    id: String,
-    /// It takes no more turns.
-    closed: bool,
-    /// The next turn, if it may be there.
-    unanswered: Option<UnansweredTurn>,
-}
-
-#[cfg(feature = "remote")]
-impl RemoteJournal {
-    pub(crate) fn new(remote: Arc<dyn TurnObjects>, id: String, closed: bool) -> Self {
-        Self { remote, id, closed, unanswered: None }
-    }
 }
 
 /// A journal's own file, in a store.
@@ -356,13 +289,8 @@ impl Journal {
 
     /// A new journal in a remote of the manifest `base`. Nothing is there until the first turn is.
     #[cfg(feature = "remote")]
-    pub(crate) fn in_remote(
-        remote: Arc<dyn TurnObjects>,
-        id: String,
-        base: Sha256,
-        key: Option<SealKey>,
-    ) -> Self {
-        let tape = JournalBackend::Remote(RemoteJournal::new(remote, id, false));
+    pub(crate) fn in_remote(journal: RemoteJournal, base: Sha256, key: Option<SealKey>) -> Self {
+        let tape = JournalBackend::Remote(journal);
         Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0, cost: ChainCost::new() }
     }
 
@@ -420,7 +348,7 @@ impl Journal {
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
         #[cfg(feature = "remote")]
-        if matches!(&self.tape, JournalBackend::Remote(journal) if journal.closed) {
+        if matches!(&self.tape, JournalBackend::Remote(journal) if journal.is_closed()) {
             return true;
         }
         self.cost.largest().1 >= MAX_CHAIN / 4 || self.end >= MAX_JOURNAL / 4
@@ -446,7 +374,7 @@ impl Journal {
         match &self.tape {
             JournalBackend::File(tape) => SaveError::Moved(tape.path.clone()),
             #[cfg(feature = "remote")]
-            JournalBackend::Remote(it) => SaveError::Moved(Path::new(JOURNALS).join(&it.id)),
+            JournalBackend::Remote(journal) => journal.moved(),
         }
     }
 
@@ -494,7 +422,7 @@ impl Journal {
             }
             #[cfg(feature = "remote")]
             JournalBackend::Remote(journal) => {
-                journal.unanswered = Some(UnansweredTurn { frame, root: *turn.root(), cost });
+                journal.put_next(UnansweredTurn { frame, root: *turn.root(), cost });
                 self.settle()?;
                 return Ok(len);
             }
@@ -515,22 +443,8 @@ impl Journal {
     pub fn settle(&mut self) -> Result<bool, SaveError> {
         #[cfg(feature = "remote")]
         if let JournalBackend::Remote(journal) = &mut self.tape
-            && let Some(turn) = journal.unanswered.take()
+            && let Some(turn) = journal.settle(self.base, self.turns)?
         {
-            let (remote, number) = (&journal.remote, self.turns);
-            match remote.put_turn(&journal.id, number, &turn.frame) {
-                Ok(true) => {}
-                Ok(false) => {
-                    // A closed journal is replaced by the next save, if the name still means it.
-                    let closing = closing(&self.base, number);
-                    journal.closed = remote.put_turn(&journal.id, number, &closing)?;
-                    return Err(self.moved());
-                }
-                Err(error) => {
-                    journal.unanswered = Some(turn);
-                    return Err(error);
-                }
-            }
             self.end += turn.frame.len() as u64;
             self.turns += 1;
             (self.cost, self.last) = (turn.cost, turn.root);
@@ -567,6 +481,10 @@ impl FileJournal {
                 }
                 point();
                 file.set_len(end).map_err(io)?;
+                // Otherwise a power failure could leave the old length over the next turn.
+                point();
+                file.sync_all().map_err(io)?;
+                synced(file);
             }
             point();
             let done = file.write_all_at(frame, end).and_then(|()| {
@@ -576,7 +494,7 @@ impl FileJournal {
             done.map(|()| synced(file)).map_err(|error| {
                 // A part of it must not be taken for a turn later.
                 point();
-                let _ = file.set_len(end);
+                let _ = file.set_len(end).and_then(|()| file.sync_all());
                 io(error)
             })
         })();

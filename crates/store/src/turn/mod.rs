@@ -11,9 +11,12 @@
 mod body;
 mod build;
 mod cost;
+mod frame;
 mod grow;
 mod journal;
 mod naming_index;
+#[cfg(feature = "remote")]
+mod remote_journal;
 mod space;
 
 use std::io::Read;
@@ -30,13 +33,13 @@ pub(crate) use body::Step;
 use body::{Shape, Steps};
 pub use build::TurnBuilder;
 pub(crate) use cost::ChainCost;
+pub(crate) use frame::{CLOSING_LEN, closing as closing_frame};
 #[cfg(feature = "remote")]
-pub(crate) use journal::{
-    CLOSING_LEN, HEADER as JOURNAL_HEADER, MAX_JOURNAL, RemoteJournal, TurnObjects,
-    closing as closing_frame,
-};
+pub(crate) use journal::{HEADER as JOURNAL_HEADER, MAX_JOURNAL};
 pub use journal::{Journal, Signer};
 pub(crate) use journal::{JournalFile, JournalPlace, new_id as new_journal_id};
+#[cfg(feature = "remote")]
+pub(crate) use remote_journal::{NAMED_FOR, RemoteJournal, TurnObjects};
 pub(crate) use space::Space;
 
 /// The header's first field.

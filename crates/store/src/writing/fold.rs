@@ -133,13 +133,20 @@ impl Store {
         )?;
         drop(gate);
         let named = staging.rename(name, base, expected);
-        if named.is_err()
-            && let Some(path) = journal.path()
-        {
+        if named.is_err() {
+            self.remove_unnamed(&journal);
+        }
+        named.map(|()| journal)
+    }
+
+    /// Removes the new journal of a change of a name that failed. It stays if the name was changed,
+    /// and only the sync after it failed.
+    fn remove_unnamed(&self, journal: &Journal) {
+        let is_unnamed = self.index().is_ok_and(|index| index.names_of(journal.base()).is_empty());
+        if let Some(path) = journal.path().filter(|_| is_unnamed) {
             // Otherwise `gc` removes it.
             let _ = std::fs::remove_file(path);
         }
-        named.map(|()| journal)
     }
 
     /// Copies the blobs of `snapshot` that are missing here from its open files.
@@ -183,5 +190,31 @@ impl Store {
         let mut access = Access::new().with_limits(*snapshot.limits());
         access = access.with_seal(snapshot.key().cloned());
         Ok(open_snapshot(self, id, &access)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GuestBuild, MemoryPages};
+
+    #[test]
+    fn a_journal_whose_name_was_changed_stays_after_a_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path()).unwrap();
+        let text = || "a".to_owned();
+        let guest = GuestBuild { kind: text(), module: text(), engine: text(), cpu: Vec::new() };
+        store.save("a", &MemoryPages(vec![1; 4096]), &SaveRequest::new(guest)).unwrap();
+        let snapshot = store.load("a").unwrap();
+        let journal = store.begin_turns("a", &snapshot, ReplacedName::Any).unwrap();
+        store.remove_unnamed(&journal);
+        store.load("a").unwrap();
+        let journal = store.begin_turns("b", &snapshot, ReplacedName::Any).unwrap();
+        let path = journal.path().unwrap();
+        std::fs::hard_link(path, dir.path().join("kept")).unwrap();
+        store.untag("b").unwrap();
+        std::fs::rename(dir.path().join("kept"), path).unwrap();
+        store.remove_unnamed(&journal);
+        assert!(!path.exists());
     }
 }

@@ -347,3 +347,104 @@ fn a_journal_stays_when_a_manifest_that_it_does_not_follow_loses_its_name() {
     store.untag("a").unwrap();
     assert!(!journal.path().unwrap().exists());
 }
+
+/// A remote in the directory `there`, and a session to save there.
+#[cfg(feature = "remote")]
+fn directory_remote(
+    dir: &std::path::Path,
+) -> (afresh_store::remote::Remote, Store, afresh_store::Snapshot) {
+    let (there, from) = (dir.join("there"), store(&dir.join("from")));
+    fs::create_dir(&there).unwrap();
+    let url = format!("file://{}", there.display());
+    let remote = afresh_store::remote::Remote::open(&url, Default::default()).unwrap();
+    drop(session(&from, "a", 0));
+    let base = from.load("a").unwrap();
+    (remote, from, base)
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn a_save_closes_a_session_that_was_saved_through_a_file_address() {
+    use afresh_store::{Encoding, OpenError};
+    use std::time::{Duration, SystemTime};
+    let dir = tempfile::tempdir().unwrap();
+    let (remote, from, base) = directory_remote(dir.path());
+    let there = dir.path().join("there");
+    for turns in [0, 2] {
+        let any = ReplacedName::Any;
+        let mut journal =
+            remote.push_turns(&from, &base, "a", Encoding::Raw, any, &mut |_| {}).unwrap();
+        (1..=turns).for_each(|rounds| append(&mut journal, rounds));
+        let local = Store::open(&there).unwrap();
+        if turns > 0 {
+            let error = local.load("a").unwrap_err();
+            assert!(matches!(error, OpenError::RemoteJournal { .. }), "{error}");
+        }
+        local.save("a", &memory(&[9]), &options()).unwrap();
+        let late = crate::turns::next_turn(&journal, turns + 1);
+        let refused = journal.append(&late, None);
+        assert!(matches!(refused, Err(SaveError::Moved(_))), "{turns}: {refused:?}");
+        assert!(crate::support::bytes(&remote.load("a").unwrap()) == memory(&[9]).0);
+    }
+    // A writer that is away learns from their last frames that they are closed.
+    let local = Store::open(&there).unwrap();
+    local.gc().unwrap();
+    let journals = || fs::read_dir(there.join("journals")).unwrap().flatten();
+    assert_eq!(journals().count(), 2);
+    let long_ago = SystemTime::now() - Duration::from_secs(49 * 3600);
+    for journal in journals() {
+        let turns = fs::read_dir(journal.path()).unwrap().flatten().map(|turn| turn.path());
+        for path in turns.chain([journal.path()]) {
+            fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+    }
+    local.gc().unwrap();
+    assert_eq!(journals().count(), 0);
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn snapshots_that_a_fleet_names_elsewhere_are_not_collected() {
+    use afresh_store::Encoding;
+    let dir = tempfile::tempdir().unwrap();
+    let (remote, from, base) = directory_remote(dir.path());
+    let id = remote.keep(&from, &base, Encoding::Raw, &mut |_| {}).unwrap();
+    remote.claim("fleet-a").unwrap();
+    let other = from.save("b", &memory(&[1]), &options()).unwrap();
+    let other = from.load_id(other).unwrap();
+    remote.push(&from, &other, "b", Encoding::Raw, &mut |_| {}).unwrap();
+    let error = Store::open(dir.path().join("there")).unwrap().gc().unwrap_err();
+    assert!(error.to_string().contains("`fleet-a`"), "{error}");
+    assert!(is_round(&remote.load(&id.to_string()).unwrap(), 0));
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn a_manifest_that_is_collected_before_it_has_a_name_gets_none() {
+    use afresh_store::Encoding;
+    use afresh_store::remote::RemoteError;
+    let dir = tempfile::tempdir().unwrap();
+    let (remote, from, base) = directory_remote(dir.path());
+    let there = dir.path().join("there");
+    remote.push(&from, &base, "a", Encoding::Raw, &mut |_| {}).unwrap();
+    let plain = remote.load("a").unwrap();
+    let blobs = || fs::read_dir(there.join("blobs/sha256")).unwrap().flatten();
+    let before = blobs().count();
+    // As a collection that removes the new manifest and keeps the layers, which have a name.
+    let lock = fs::File::options().write(true).open(there.join(".index-lock")).unwrap();
+    lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let begun = scope.spawn(|| remote.begin_turns("a", &plain, ReplacedName::Any).map(drop));
+        while blobs().filter(|blob| !blob.file_name().to_string_lossy().contains('#')).count()
+            <= before
+        {
+            std::thread::yield_now();
+        }
+        let time = |blob: &fs::DirEntry| blob.metadata().unwrap().modified().unwrap();
+        fs::remove_file(blobs().max_by_key(time).unwrap().path()).unwrap();
+        lock.unlock().unwrap();
+        let refused = begun.join().unwrap();
+        assert!(matches!(refused, Err(RemoteError::Collected)), "{refused:?}");
+    });
+    assert!(is_round(&remote.load("a").unwrap(), 0));
+}

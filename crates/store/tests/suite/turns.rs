@@ -293,6 +293,10 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
     let parent = journal.last();
     journal.append(&step(2, parent), None).unwrap();
     assert!(store.load_with("a", &demand()).is_err());
+    // The signature is checked before a turn is read.
+    let limits = afresh_store::Limits { turns: 1, ..afresh_store::Limits::default() };
+    let error = store.load_with("a", &demand().with_limits(limits)).unwrap_err();
+    assert!(matches!(error, OpenError::Seal(_)), "{error}");
     let sealed_only = Access::new().with_key(seal.clone());
     assert!(is_round(&store.load_with("a", &sealed_only).unwrap(), 2));
     fs::write(journal.path().unwrap(), &signed).unwrap();

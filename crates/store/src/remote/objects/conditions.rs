@@ -86,15 +86,18 @@ impl Objects {
         lock().map_err(|e| SaveError::io(path, e).into())
     }
 
-    /// Refuses a manifest whose blobs are missing. In a directory, the collection of a local store
-    /// removes them until they have a name; it holds the lock of the names.
-    pub(super) async fn check_blobs(&self, manifest: &[u8]) -> Result<(), RemoteError> {
-        let manifest = Manifest::parse(manifest)?;
-        for part in manifest.layers.iter().chain([&manifest.config]) {
-            let digest: Sha256 = part.digest("the manifest")?;
+    /// Refuses a manifest that is missing, or has missing blobs. In a directory, the collection of a
+    /// local store removes them until they have a name; it holds the lock of the names.
+    pub(super) async fn check_blobs(&self, id: Sha256, manifest: &[u8]) -> Result<(), RemoteError> {
+        let parsed = Manifest::parse(manifest)?;
+        let mut all = vec![(id, manifest.len() as u64)];
+        for part in parsed.layers.iter().chain([&parsed.config]) {
+            all.push((part.digest("the manifest")?, part.size));
+        }
+        for (digest, size) in all {
             let path = self.blob_path(digest);
             match self.attempt(&digest.to_string(), || self.objects.head(&path)).await {
-                Ok(meta) if meta.size == part.size => {}
+                Ok(meta) if meta.size == size => {}
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => return Err(RemoteError::Collected),
             }

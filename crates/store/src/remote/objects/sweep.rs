@@ -13,7 +13,7 @@ use object_store::{ObjectMeta, ObjectStoreExt, PutMode};
 use super::super::RemoteError;
 use super::super::stored_object::{StoredObject, TRUSTED};
 use super::Objects;
-use crate::format::descriptor::{JOURNALS, is_journal};
+use crate::format::descriptor::{JOURNALS, KEEPERS, is_journal};
 use crate::format::digest::from_hex;
 use crate::local::store::BLOB_LOCK;
 use crate::turn::new_journal_id;
@@ -22,8 +22,6 @@ use crate::turn::new_journal_id;
 const BLOBS: &str = "blobs/sha256";
 /// Where collectors leave their marks.
 const MARKS: &str = "collecting";
-/// Where it is said who names objects elsewhere.
-const KEEPERS: &str = "keepers";
 /// Time limit of removals under one mark.
 const REMOVING: Duration = Duration::from_secs(20);
 /// A mark that stays for longer was left by a collector that was killed.

@@ -36,6 +36,7 @@ use self::tag_names::TagNames;
 use super::backend::{Backend, CONNECTIONS, ResolvedName, Source};
 use super::retry::Retrier;
 use super::{RemoteError, retry};
+use crate::disk::two_clocks::TwoClocks;
 use crate::format::manifest::MAX_MANIFEST;
 use crate::local::naming::ExpectedName;
 use crate::{OpenError, Sha256, Tag};
@@ -476,7 +477,7 @@ impl Backend for Registry {
         name: &str,
         id: Sha256,
         manifest: Vec<u8>,
-        expected: ExpectedName,
+        (expected, _): (ExpectedName, TwoClocks),
     ) -> Result<(), RemoteError> {
         self.check_name(name)?;
         self.tag(name, id, manifest, expected).await
