@@ -3,11 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 
 use reqwest::header::{HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use reqwest::redirect::Policy;
 use serde::Deserialize;
 use url::Url;
 
-use super::Registry;
 use super::credentials::{self, Credentials};
+use super::{Registry, http_client};
 use crate::remote::RemoteError;
 
 /// The purpose of a request.
@@ -129,7 +130,8 @@ impl Registry {
             ]);
             let body =
                 url::form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
-            self.client
+            // A redirection would repeat the body, with the refresh token, at another server.
+            http_client(&self.address, &self.retry, Policy::none())?
                 .post(url)
                 .header(reqwest::header::CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(body)
@@ -185,7 +187,12 @@ fn parse(text: &str) -> Option<Challenge> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{SocketAddr, TcpListener};
+
     use super::*;
+    use crate::remote::registry::address::Address;
+    use crate::remote::RetryPolicy;
 
     #[test]
     fn challenges_are_read_with_and_without_quotes() {
@@ -207,5 +214,35 @@ mod tests {
         for odd in ["Bearer", "Bearer realm=\"x", "Negotiate abc", "", "Bearer service=s"] {
             assert_eq!(parse(odd), None, "{odd}");
         }
+    }
+    /// Answers one request with a redirection to `to`.
+    fn redirect_once(server: &TcpListener, to: SocketAddr) {
+        let (mut stream, _) = server.accept().unwrap();
+        let mut head = [0; 4096];
+        let len = stream.read(&mut head).unwrap();
+        assert!(head[..len].starts_with(b"POST /token"));
+        let location = format!("Location: http://{to}/token");
+        let answer =
+            format!("HTTP/1.1 307 Temporary Redirect\r\n{location}\r\nContent-Length: 0\r\n\r\n");
+        stream.write_all(answer.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn a_refresh_token_does_not_follow_a_redirection() {
+        let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (token_server, other) = (bind(), bind());
+        let [own, to] = [&token_server, &other].map(|server| server.local_addr().unwrap());
+        let address = Address::parse(&format!("oci+http://{own}/a:latest")).unwrap().unwrap();
+        let registry = Registry::new(address, RetryPolicy::default().into(), &[]).unwrap();
+        let credentials = Credentials::Identity("secret".to_owned());
+        let realm = format!("http://{own}/token");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| redirect_once(&token_server, to));
+            runtime.block_on(registry.token(&realm, None, "repository:a:pull", &credentials))
+        });
+        assert!(result.unwrap_err().to_string().contains("307"));
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
     }
 }

@@ -78,6 +78,27 @@ impl fmt::Display for Registry {
     }
 }
 
+/// A client for requests to a registry and its token server.
+fn http_client(
+    address: &Address,
+    retry: &Retrier,
+    redirects: Policy,
+) -> Result<Client, RemoteError> {
+    let mut client = Client::builder();
+    if address.is_loopback() {
+        // A proxy has another loopback.
+        client = client.no_proxy();
+    }
+    let client = client
+        .connect_timeout(retry.policy.connect())
+        .redirect(redirects)
+        .referer(false)
+        .user_agent(concat!("afresh/", env!("CARGO_PKG_VERSION")))
+        .build();
+    let what = || address.base.to_string();
+    client.map_err(|e| RemoteError::Connection { what: what(), source: e.into() })
+}
+
 impl Registry {
     pub(super) fn new(
         address: Address,
@@ -111,21 +132,7 @@ impl Registry {
                 _ => attempt.error("a redirection from https to something else"),
             }
         });
-        let mut client = Client::builder();
-        if address.is_loopback() {
-            // A proxy has another loopback.
-            client = client.no_proxy();
-        }
-        let client = client
-            .connect_timeout(retry.policy.connect())
-            .redirect(redirects)
-            .referer(false)
-            .user_agent(concat!("afresh/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|e| RemoteError::Connection {
-                what: address.base.to_string(),
-                source: e.into(),
-            })?;
+        let client = http_client(&address, &retry, redirects)?;
         Ok(Self { client, address, retry, session: Session::with(given) })
     }
 
