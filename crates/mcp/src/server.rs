@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use afresh::Guest;
 use afresh_interpreter::Language;
+use percent_encoding::percent_decode_str;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, Implementation, ListResourceTemplatesResult,
     ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ProgressToken,
@@ -159,12 +160,8 @@ impl Server {
         uri: &str,
         cancellation: &CancellationToken,
     ) -> Result<ReadResourceResult, ErrorData> {
-        let named = uri.strip_prefix(SCHEME).and_then(|rest| {
-            let at = rest.find('/')?;
-            Some((&rest[..at], rest[at..].to_owned()))
-        });
-        let Some((sandbox, path)) = named else {
-            let message = format!("{uri}: expected {SCHEME}SANDBOX/PATH");
+        let Some((sandbox, path)) = resource(uri) else {
+            let message = format!("{uri}: expected {SCHEME}SANDBOX/PATH, in UTF-8");
             return Err(ErrorData::resource_not_found(message, None));
         };
         let refused = |error: crate::sandbox::SandboxError| {
@@ -186,6 +183,15 @@ impl Server {
         };
         Ok(ReadResourceResult::new(vec![content]))
     }
+}
+
+/// The sandbox and the path of a resource. Clients that expand the URI template escape characters
+/// that a URI cannot have. A `%` that begins no escape is taken as it is.
+fn resource(uri: &str) -> Option<(&str, String)> {
+    let rest = uri.strip_prefix(SCHEME)?;
+    let (sandbox, path) = rest.split_at(rest.find('/')?);
+    let path = percent_decode_str(path).decode_utf8().ok()?;
+    Some((sandbox, path.into_owned()))
 }
 
 /// Reports output as progress of a call until the call ends. Pieces that came meanwhile are
@@ -257,5 +263,29 @@ impl ServerHandler for Server {
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
         self.read(&request.uri, &context.ct).await.map(ReadResourceResponse::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resource_names_a_file_by_its_escaped_path() {
+        for (uri, path) in [
+            ("afresh://main/tmp/a.txt", Some("/tmp/a.txt")),
+            ("afresh://main/tmp/a%20b.txt", Some("/tmp/a b.txt")),
+            ("afresh://main/tmp/a b.txt", Some("/tmp/a b.txt")),
+            ("afresh://main/tmp/%C3%A4%e2%82%ac", Some("/tmp/\u{e4}\u{20ac}")),
+            ("afresh://main/tmp/\u{e4}+?#", Some("/tmp/\u{e4}+?#")),
+            ("afresh://main/tmp/100%25%2f", Some("/tmp/100%/")),
+            ("afresh://main/tmp/100%+%zz", Some("/tmp/100%+%zz")),
+            ("afresh://main/tmp/%ff", None),
+            ("afresh://main", None),
+            ("file:///tmp/a.txt", None),
+        ] {
+            let named = path.map(|path| ("main", path.to_owned()));
+            assert_eq!(resource(uri), named, "{uri}");
+        }
     }
 }

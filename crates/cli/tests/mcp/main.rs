@@ -357,6 +357,9 @@ fn an_agent_runs_commands_beside_code() {
     assert_eq!((&read["encoding"], &read["content"]), (&json!("base64"), &json!("AP8=")), "{read}");
     let resource = client.ask("resources/read", json!({"uri": "afresh://main/data/in.txt"}));
     assert_eq!(resource["contents"][0]["text"], "3\n1\n2\n", "{resource}");
+    client.call_ok("write_file", json!({"path": "/data/\u{e4} 1", "content": "escaped"}));
+    let resource = client.ask("resources/read", json!({"uri": "afresh://main/data/%C3%A4%201"}));
+    assert_eq!(resource["contents"][0]["text"], "escaped", "{resource}");
     let changed = client.call_ok("diff", json!({"from": "clean"}));
     let paths: Vec<&str> =
         changed["files"].as_array().unwrap().iter().filter_map(|f| f["path"].as_str()).collect();

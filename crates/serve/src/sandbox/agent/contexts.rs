@@ -1,20 +1,20 @@
 //! Contexts of code in E2B's shape: made, listed, restarted and removed.
 //!
 //! Promises: code in one context does not see the names of another. A guest of a Linux program has
-//! many, another one has `default` alone, whose restart takes the sandbox back to its template.
+//! many, another one has `default` alone, whose restart takes the code back to that of the template
+//! and keeps the files.
 
 use std::sync::Arc;
 
 use afresh_interpreter::Answer as GuestAnswer;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::error_response::ErrorResponse;
 use crate::lock::lock;
-use crate::sandbox::agent::connect::went_back;
 use crate::sandbox::http::authorization::AuthorizedSandbox;
 use crate::sandbox::http::response::{Answer, answer, check_label_lengths, json};
 use crate::sandbox::lifecycle::random::random;
@@ -129,25 +129,6 @@ pub(crate) async fn restart(
         return change(&all, &sandbox, "restart_context", id).await;
     }
     known_context(Some(&id))?;
-    begin_anew(&all, &sandbox).await
-}
-
-/// Takes the sandbox back to how its template is.
-async fn begin_anew(
-    all: &Arc<Sandboxes>,
-    sandbox: &Arc<Sandbox>,
-) -> Result<Response, ErrorResponse> {
-    let own = sandbox.clone();
-    all.with(sandbox, move |session| {
-        let root = session.tree().first().map(|state| state.id);
-        let root = root.ok_or_else(|| {
-            ErrorResponse::new(
-                StatusCode::CONFLICT,
-                "the sandbox has no first state to return to; create a new one",
-            )
-        })?;
-        own.roll_back(session, root, &went_back()).map(drop)
-    })
-    .await?;
+    all.restart_code(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

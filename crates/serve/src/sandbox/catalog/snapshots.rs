@@ -2,10 +2,11 @@
 //!
 //! Promises: a saved state without a record is removed from the store again, even if its client
 //! disconnects; after a server was killed, when the next one starts. No host admits more than a
-//! tenant may have.
+//! tenant may have. A new sandbox has the options of the present template, such as `net`, also if
+//! its snapshot is open with those before a reload.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use afresh::{Guest, Reference, SaveOptions, SavedSnapshot};
@@ -29,6 +30,25 @@ use crate::sandbox::tenants::stored_blobs::StoredState;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const MAX_OPEN_SNAPSHOTS: usize = 32;
+
+/// The guest of a snapshot that is kept open.
+pub(crate) struct OpenSnapshot {
+    guest: Guest,
+    /// The template whose options it has. A reload replaces templates, and with them grants.
+    template: Weak<Warm>,
+}
+
+impl OpenSnapshot {
+    fn new(template: &Arc<Warm>, guest: Guest) -> Self {
+        Self { guest, template: Arc::downgrade(template) }
+    }
+
+    /// Whether it has the options of this template.
+    fn is_of(&self, template: &Arc<Warm>) -> bool {
+        // No other template gets the address while this refers to it.
+        std::ptr::eq(self.template.as_ptr(), Arc::as_ptr(template))
+    }
+}
 
 /// Bytes of what a saved state changes in the state that it was made from.
 pub(crate) fn last_layer(saved: &SavedSnapshot) -> u64 {
@@ -225,15 +245,15 @@ impl Sandboxes {
         .await
     }
 
-    /// The guest of a snapshot, opened once.
+    /// The guest of a snapshot with the options of a template, opened once for these.
     pub(crate) fn snapshot_guest(
         &self,
-        warm: &Warm,
+        warm: &Arc<Warm>,
         known: &StoredSnapshot,
     ) -> Result<Guest, ErrorResponse> {
         let id = &known.record.id;
-        if let Some(guest) = lock(&self.opened).get(id) {
-            return Ok(guest.clone());
+        if let Some(open) = lock(&self.opened).get(id).filter(|open| open.is_of(warm)) {
+            return Ok(open.guest.clone());
         }
         let name = self.ledger.snapshot_source(&self.config.dir, known)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
@@ -241,7 +261,7 @@ impl Sandboxes {
         if opened.len() >= MAX_OPEN_SNAPSHOTS {
             opened.clear();
         }
-        opened.insert(id.clone(), guest.clone());
+        opened.insert(id.clone(), OpenSnapshot::new(warm, guest.clone()));
         Ok(guest)
     }
 }

@@ -224,6 +224,28 @@ impl Warm {
         Ok(identity.digest() == self.identity)
     }
 
+    /// The same template for states of another one, without the grants that were not for these.
+    pub(crate) fn without_grants(&self, config: &SandboxConfig) -> Result<Self, afresh::Cause> {
+        let own = Template {
+            dirs: Vec::new(),
+            #[cfg(linux_guests)]
+            net: Vec::new(),
+            ..self.config.clone()
+        };
+        let options = TemplateOptions::new(config, &own, self.language)?.saved;
+        Ok(Self {
+            config: own,
+            language: self.language,
+            guest: self.guest.clone(),
+            options,
+            tag: self.tag.clone(),
+            digest: self.digest.clone(),
+            blobs: self.blobs.clone(),
+            // No sandbox began in it.
+            identity: String::new(),
+        })
+    }
+
     /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save
     /// differences. All hosts of a `ledger` use the same; without one it is for this server alone.
     pub(crate) fn open(

@@ -12,6 +12,7 @@ use hyper::StatusCode;
 
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::template::{Warm, template_tag};
 use crate::sandbox::config::{SandboxConfig, Template};
@@ -99,7 +100,7 @@ impl Sandboxes {
             return Ok((named, None));
         }
         match self.snapshot(tenant, name).await? {
-            Some(known) => Ok((self.template(&known.record.template), Some(known))),
+            Some(known) => Ok((self.template_of_state(&known.record.template)?, Some(known))),
             None => Ok((self.default_template(name)?, None)),
         }
     }
@@ -136,6 +137,21 @@ impl Sandboxes {
     /// The present template of this name, or the first where the configuration has it no more.
     pub(crate) fn template(&self, name: &str) -> Arc<Warm> {
         self.templates.named(name).unwrap_or_else(|| self.templates.all()[0].clone())
+    }
+
+    /// The template whose options a saved state has: the present one of this name. Where the
+    /// configuration has it no more, it is the first without its `net` and `dirs`, because a guest
+    /// reaches nothing that its own template did not grant.
+    pub(crate) fn template_of_state(&self, name: &str) -> Result<Arc<Warm>, ErrorResponse> {
+        if let Some(named) = self.templates.named(name) {
+            return Ok(named);
+        }
+        tracing::warn!(
+            template = name,
+            "a saved state has no template: it gets no `net` and `dirs`"
+        );
+        let first = self.templates.all()[0].without_grants(&self.config);
+        first.map(Arc::new).map_err(|error| internal(&*error))
     }
 
     /// The template of a sandbox.
@@ -216,10 +232,12 @@ impl Sandboxes {
         // Images have the options of a template. Later ones are kept only for a present template.
         let images = std::mem::take(&mut *lock(&self.builds.images));
         images.values().for_each(|image| self.templates.retire(&image.warm));
+        // New sandboxes of snapshots have the options of the new templates.
+        let snapshots = std::mem::take(&mut *lock(&self.opened));
         let this = self.clone();
         // Guests end, and the store is written.
         tokio::task::spawn_blocking(move || {
-            drop((before, images));
+            drop((before, images, snapshots));
             this.untag_unused_templates();
         });
     }

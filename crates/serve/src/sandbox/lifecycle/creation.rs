@@ -223,9 +223,10 @@ impl Sandboxes {
             let forks = session.fork(count).map_err(|e| refused(&e))?;
             // Before any other operation: a sandbox with forks is not saved and dropped.
             own.note_checkpoints(session);
-            Ok((forks, own.fork_group(), own.has_checkpoints.load(Ordering::Relaxed)))
+            let has_checkpoints = own.has_checkpoints.load(Ordering::Relaxed);
+            Ok((forks, own.fork_group(), has_checkpoints, own.first_is_saved()))
         });
-        let (forks, fork_group, has_checkpoints) = forking.await?;
+        let (forks, fork_group, has_checkpoints, first_is_saved) = forking.await?;
         let due = forks.first().and_then(next_event);
         let times = self.lifetime(time, sandbox.lifetime().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
@@ -236,6 +237,7 @@ impl Sandboxes {
             fork.warm = self.template_of(sandbox).into();
             let fork = Arc::new(fork);
             fork.join(&fork_group);
+            fork.set_first_is_saved(first_is_saved);
             fork.has_checkpoints.store(has_checkpoints, Ordering::Relaxed);
             made.push(fork);
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use afresh::{Guest, Reference, Session};
+use afresh::{Reference, Session};
 use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
@@ -24,6 +24,7 @@ use crate::lock::lock;
 use crate::private_directory::open_private;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::builds::Builds;
+use crate::sandbox::catalog::snapshots::OpenSnapshot;
 use crate::sandbox::catalog::template::Warm;
 use crate::sandbox::catalog::template_list::{RELOADED, TemplateList};
 use crate::sandbox::config::SandboxConfig;
@@ -66,7 +67,8 @@ pub(crate) struct Sandboxes {
     pub(crate) has_overdue_calls: AtomicBool,
     /// Keys of requests that make sandboxes now.
     pub(crate) keys: Arc<KeyTurns>,
-    pub(crate) opened: Mutex<HashMap<String, Guest>>,
+    /// Snapshots that are kept open, by their ids.
+    pub(crate) opened: Mutex<HashMap<String, OpenSnapshot>>,
     pub(crate) ledger: Arc<dyn SandboxStore>,
     pub(crate) quota: Quota,
     /// What saved states of this server reach, by tenant.
@@ -493,6 +495,7 @@ impl Sandboxes {
         self.memory.admit_now(1)?;
         self.admit_resume(sandbox)?;
         let saved = self.open_saved(sandbox, deadline);
+        sandbox.set_first_is_saved(true);
         let restored = match base {
             Some(base) => saved.and_then(|saved| self.restart_resumed(sandbox, base, saved)),
             // Its memory was no part of its charge any more, and cannot be dropped.
@@ -509,7 +512,11 @@ impl Sandboxes {
     }
 
     fn open_saved(&self, sandbox: &Sandbox, deadline: Instant) -> Result<Session, ErrorResponse> {
-        let warm = sandbox.warm.get_or_init(|| self.template(&sandbox.template));
+        let warm = match sandbox.warm.get() {
+            Some(warm) => warm.clone(),
+            None => self.template_of_state(&sandbox.template)?,
+        };
+        let warm = sandbox.warm.get_or_init(|| warm);
         // The state may come from the store of a fleet: a wait for the network.
         sandbox.commands.with_turn(CpuTurn::rest);
         let began = Instant::now();

@@ -1,4 +1,5 @@
-//! Restarts of sandboxes from the state that they began in, with their files alone.
+//! Restarts of sandboxes from the state that they began in, with their files alone, and of their
+//! code.
 //!
 //! Promises: a restarted sandbox has the memory and the programs of exactly the state that it began
 //! in: a template of the configuration, with the same guest and the same options, or a build of a
@@ -6,11 +7,14 @@
 //! May break it: a build that was deleted between a pause and the next resume; that resume keeps
 //! the memory, and the log has the reason.
 
-use afresh::Session;
-use afresh::files::Time;
+use std::sync::Arc;
+
+use afresh::files::{Time, Tree};
+use afresh::{Guest, Session};
 use hyper::StatusCode;
 
 use crate::error_response::ErrorResponse;
+use crate::sandbox::agent::connect::went_back;
 use crate::sandbox::catalog::base_guest::BaseGuest;
 use crate::sandbox::catalog::base_state::BaseKind;
 use crate::sandbox::http::session_error::refused;
@@ -22,28 +26,111 @@ use crate::sandbox::transfer::file_entry;
 /// The identity of a start of a Linux guest, which is a file.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Gives a session these files.
+fn put_files(session: &mut Session, files: Tree) -> Result<(), ErrorResponse> {
+    let put = session.files().map_err(|error| refused(&error))?.change("", |old| {
+        *old = files;
+        Ok(())
+    });
+    put.map_err(|error| refused(&error))
+}
+
+/// Takes a session back to its first state, with its present files.
+fn roll_back_code(sandbox: &Sandbox, session: &mut Session) -> Result<(), ErrorResponse> {
+    let root = session.tree().first().map(|state| state.id);
+    let root = root.ok_or_else(|| {
+        ErrorResponse::new(
+            StatusCode::CONFLICT,
+            "the sandbox has no first state to return to; create a new one",
+        )
+    })?;
+    let files = session.files().map(|files| files.tree()).ok();
+    sandbox.roll_back(session, root, &went_back())?;
+    files.map_or(Ok(()), |files| put_files(session, files))
+}
+
 impl Sandboxes {
     /// The guest that a sandbox is restarted from without its memory, or the refusal of that.
     pub(crate) async fn base_guest(&self, sandbox: &Sandbox) -> Result<BaseGuest, ErrorResponse> {
-        let refuse = |why: &str| {
+        self.find_base(sandbox).await?.map_err(|why| {
             let message = format!(
                 "the sandbox {} cannot lose its memory and keep its files: {why}; pause it with its memory",
                 sandbox.id
             );
             // Clients take a conflict for a sandbox that is paused already.
-            Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message))
-        };
+            ErrorResponse::new(StatusCode::BAD_REQUEST, message)
+        })
+    }
+
+    /// The guest of the state that a sandbox began in, or the reason why it is not here.
+    async fn find_base(
+        &self,
+        sandbox: &Sandbox,
+    ) -> Result<Result<BaseGuest, &'static str>, ErrorResponse> {
         let warm = self.template_of(sandbox);
-        match sandbox.base.as_ref().and_then(|base| base.kind()) {
+        Ok(match sandbox.base.as_ref().and_then(|base| base.kind()) {
             Some(BaseKind::Template(identity)) => match warm.identity == identity {
                 true => Ok(BaseGuest::Template(warm.clone())),
-                false => refuse("the template that it began in has changed since"),
+                false => Err("the template that it began in has changed since"),
             },
             Some(BaseKind::Build(id)) => match self.snapshot(&sandbox.tenant, id).await? {
                 Some(known) => Ok(BaseGuest::Build(warm.clone(), Box::new(known))),
-                None => refuse("the build that it began in was deleted"),
+                None => Err("the build that it began in was deleted"),
             },
-            None => refuse("the state that it began in is not known"),
+            None => Err("the state that it began in is not known"),
+        })
+    }
+
+    /// Takes the code of a sandbox back to the state that the sandbox began in. The files stay.
+    pub(crate) async fn restart_code(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<(), ErrorResponse> {
+        let base = self.find_base(sandbox).await?;
+        let (this, own) = (self.clone(), sandbox.clone());
+        self.with(sandbox, move |session| match own.first_is_saved() {
+            true => this.replace_session(&own, session, base),
+            false => roll_back_code(&own, session),
+        })
+        .await
+    }
+
+    /// Replaces the guest of a sandbox that came back from the store: its tree has no earlier state
+    /// than the saved one.
+    fn replace_session(
+        &self,
+        sandbox: &Sandbox,
+        session: &mut Session,
+        base: Result<BaseGuest, &'static str>,
+    ) -> Result<(), ErrorResponse> {
+        let refuse = |why: &str| ErrorResponse::new(StatusCode::CONFLICT, why);
+        let base = base.map_err(|why| {
+            refuse(&format!("the context cannot be restarted: {why}; make a new sandbox"))
+        })?;
+        if session.tree().iter().any(|state| state.name.is_some()) {
+            let why = "the sandbox came back from the store, and the restart of its context would drop its \
+                       checkpoints; drop them first";
+            return Err(refuse(why));
+        }
+        let fresh = match self.restart_guest(&base, session) {
+            // It has no files.
+            Err(refusal) if refusal.status == StatusCode::NOT_IMPLEMENTED => {
+                self.guest_of(&base)?.session().map_err(|error| refused(&error))
+            }
+            fresh => fresh,
+        };
+        *session = fresh?;
+        sandbox.set_first_is_saved(false);
+        sandbox.leave_fork_group();
+        sandbox.forget_marks(&went_back());
+        Ok(())
+    }
+
+    /// The guest of a base. Blocks.
+    fn guest_of(&self, base: &BaseGuest) -> Result<Guest, ErrorResponse> {
+        match base {
+            BaseGuest::Template(warm) => Ok(warm.guest.clone()),
+            BaseGuest::Build(warm, known) => self.snapshot_guest(warm, known),
         }
     }
 
@@ -79,16 +166,8 @@ impl Sandboxes {
             tree.write_path(BOOT_ID, text.as_bytes(), Time::now())
                 .map_err(|error| file_entry::refused(BOOT_ID, &error))?;
         }
-        let guest = match base {
-            BaseGuest::Template(warm) => warm.guest.clone(),
-            BaseGuest::Build(warm, known) => self.snapshot_guest(warm, known)?,
-        };
-        let mut fresh = guest.session().map_err(|error| refused(&error))?;
-        let put = fresh.files().map_err(|error| refused(&error))?.change("", |old| {
-            *old = tree;
-            Ok(())
-        });
-        put.map_err(|error| refused(&error))?;
+        let mut fresh = self.guest_of(base)?.session().map_err(|error| refused(&error))?;
+        put_files(&mut fresh, tree)?;
         Ok(fresh)
     }
 
@@ -109,6 +188,7 @@ impl Sandboxes {
             }
             fresh => fresh?,
         };
+        sandbox.set_first_is_saved(false);
         drop(session);
         self.admit_restarted(sandbox, &fresh)?;
         Ok(fresh)

@@ -148,6 +148,8 @@ pub(crate) struct Sandbox {
     pub(crate) base: Option<BaseState>,
     /// The next resume drops the memory of its saved state.
     restarts: AtomicBool,
+    /// The first state of its tree is a saved one, and not the state that it began in.
+    first_is_saved: AtomicBool,
     /// Its saved state has the second of its two names.
     pub(crate) second_name: AtomicBool,
     /// The key of the request that made it. Its forks have none.
@@ -262,6 +264,7 @@ impl Sandbox {
             goes_on: AtomicBool::new(false),
             base: None,
             restarts: AtomicBool::new(false),
+            first_is_saved: AtomicBool::new(false),
             second_name: AtomicBool::new(false),
             key: None,
             standing: StoreEntry::default(),
@@ -331,6 +334,15 @@ impl Sandbox {
         self.restarts.store(restarts, Ordering::Relaxed);
     }
 
+    /// Whether the first state of its tree is a saved one, and not the state that it began in.
+    pub(crate) fn first_is_saved(&self) -> bool {
+        self.first_is_saved.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_first_is_saved(&self, is_saved: bool) {
+        self.first_is_saved.store(is_saved, Ordering::Relaxed);
+    }
+
     /// Whether its time ended with a pause that no server has recorded: its state is in the store
     /// alone.
     pub(crate) fn is_overdue(&self) -> bool {
@@ -392,10 +404,16 @@ impl Sandbox {
         let at = session.rollback(to);
         self.note_checkpoints(session);
         let at = at.map_err(|error| refused(&error))?;
+        self.forget_marks(why);
+        Ok(at)
+    }
+
+    /// Its session is at another state: no later call is undone to a mark before, and its commands
+    /// end for their clients.
+    pub(crate) fn forget_marks(&self, why: &ConnectError) {
         // It holds a state that no budget counts any more.
         *lock(&self.mark) = UndoPoint::default();
         self.commands.rolled_back(None, why);
-        Ok(at)
     }
 
     /// Room in the line of those that wait for this sandbox.

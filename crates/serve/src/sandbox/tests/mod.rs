@@ -9,6 +9,8 @@ mod names;
 mod processors;
 mod refused_pauses;
 mod reloads;
+mod removed_templates;
+mod restarted_code;
 mod restarts;
 mod saved_states;
 mod template_sources;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sandbox::catalog::builds::ImageGuest;
+use crate::sandbox::catalog::snapshots::SnapshotOptions;
 use crate::sandbox::catalog::template::Warm;
 
 /// The names of states of templates in the store.
@@ -243,4 +244,40 @@ async fn an_image_is_kept_open_only_for_the_template_of_its_options() {
         template_states(dir.path()) == ["reloaded-1-template-second"]
     };
     until("states of closed images are kept", is_removed).await;
+}
+
+/// The guest of the snapshot has the memory limit of the template that it was opened with.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_sandboxes_of_an_open_snapshot_have_the_options_of_a_reload() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(&dir);
+    let all = open(&config).await;
+    let first = make(&all, options(HOUR)).await;
+    log(&all, &first, "00000001").await.unwrap();
+    let kept = SnapshotOptions::of_sandbox(&first, Vec::new());
+    let snapshot = all.keep(&first, kept).await.unwrap().id;
+    let of_snapshot = || CreateOptions { template: snapshot.clone(), ..options(HOUR) };
+    let before = make(&all, of_snapshot()).await;
+    assert_eq!(lock(&all.opened).len(), 1);
+    // A sandbox that was resolved before the reload opens the snapshot after it.
+    let (old, known) = all.resolve(TENANT, &snapshot).await.unwrap();
+    config.templates[0].memory = 8 << 20;
+    reload(&all, &config).await;
+    all.snapshot_guest(&old, &known.unwrap()).unwrap();
+
+    let new = make(&all, of_snapshot()).await;
+    assert_eq!(all.template_of(&new).config.memory, 8 << 20);
+    let failed = all.with(&new, {
+        let (own, mut router) = (new.clone(), all.output_router(&new));
+        let language = all.template_of(&new).language;
+        move |session| {
+            let mut mark = lock(&own.mark);
+            router.begin(Vec::new());
+            run(session, language, (RUN, "!0000001"), &mut mark, &mut router)
+        }
+    });
+    let failed = failed.await.unwrap();
+    assert!(matches!(failed, Answer::Threw(_)), "it has 16 MiB: {failed:?}");
+    // Present sandboxes keep their options.
+    log(&all, &before, "!0000001").await.unwrap();
 }

@@ -191,8 +191,8 @@ mod tests {
     use std::net::{SocketAddr, TcpListener};
 
     use super::*;
-    use crate::remote::registry::address::Address;
     use crate::remote::RetryPolicy;
+    use crate::remote::registry::address::Address;
 
     #[test]
     fn challenges_are_read_with_and_without_quotes() {
