@@ -249,28 +249,29 @@ mod tests {
 
     #[test]
     fn a_save_refuses_parts_of_processes_for_the_reason_that_an_opener_has() {
-        const NOBODY: u32 = 99;
-        let odd: [(&dyn Fn(&mut Kernel), &str); 6] = [
+        const ABSENT: u32 = 99;
+        type Change = fn(&mut Kernel);
+        let odd: [(Change, &str); 6] = [
             (
-                &|state| state.table.async_files.set(99, |file| file.signal = 9).unwrap(),
+                |state| state.table.async_files.set(99, |file| file.signal = 9).unwrap(),
                 "the owner of an open file is invalid",
             ),
-            (&|state| state.slacks.fork(7, NOBODY), "the timer slack of a process is invalid"),
+            (|state| state.slacks.fork(7, ABSENT), "the timer slack of a process is invalid"),
             (
-                &|state| state.system_times.spend(NOBODY, 5),
+                |state| state.system_times.spend(ABSENT, 5),
                 "the system time of a process is invalid",
             ),
             (
-                &|state| state.table.share(NOBODY, FIRST),
+                |state| state.table.share(ABSENT, FIRST),
                 "processes share descriptors or directories that they cannot",
             ),
             (
-                &|state| state.shared_parts.share(SharedPart::Io, NOBODY, FIRST),
+                |state| state.shared_parts.share(SharedPart::Io, ABSENT, FIRST),
                 "processes share descriptors or directories that they cannot",
             ),
             (
-                &|state| {
-                    let trace = Trace::new(NOBODY, FIRST, 0, false);
+                |state| {
+                    let trace = Trace::new(ABSENT, FIRST, 0, false);
                     state.processes.tracing.insert(FIRST, trace);
                 },
                 "a trace of a thread is invalid",
