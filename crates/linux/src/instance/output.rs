@@ -19,7 +19,7 @@ impl Instance {
         self.limits.time
     }
 
-    /// Sets the time limit of further calls. It is not part of the program's state.
+    /// Sets the time limit of further calls. States of the program do not hold it.
     pub fn set_time_limit(&mut self, limit: Duration) {
         self.limits.time = limit;
     }

@@ -146,8 +146,8 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
 
     /// Makes `name` mean a manifest whose blobs are all there, if it has the expected target.
     /// Atomic: at every moment the name means the old manifest or the new one. The session that it
-    /// meant takes no turn from then on. The blobs were looked at since `begun`: if that is long ago,
-    /// a collection may have removed them, and the name stays.
+    /// meant takes no turn from then on. The blobs were looked at since `begun`: if that is long
+    /// ago, a collection may have removed them, and the name stays.
     async fn publish(
         &self,
         name: &str,

@@ -63,8 +63,8 @@ impl Remote {
     }
 
     /// Removes objects that are older than `grace` and reachable neither from a name of this remote
-    /// nor from a reference of its keeper. Other processes may read and write during that. An opened
-    /// snapshot without a name loses the parts that it has not read.
+    /// nor from a reference of its keeper. Other processes may read and write during that. An
+    /// opened snapshot without a name loses the parts that it has not read.
     ///
     /// # Errors
     /// [`RemoteError`] by cause: above all when objects are named by another user, or by no user.

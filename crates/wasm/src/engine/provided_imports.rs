@@ -1,7 +1,8 @@
 //! The imports that afresh provides for modules: WASI preview 1, and `afresh.generation`.
 //!
-//! They are defined once for each engine, on first use, because a definition takes 0.16 ms and a copy
-//! a tenth of that. Definitions on another thread, while the module is read, made no start faster.
+//! They are defined once for each engine, on first use, because a definition takes 0.16 ms and a
+//! copy a tenth of that. Definitions on another thread, while the module is read, made no start
+//! faster.
 
 use afresh_sys::InheritedCell;
 use wasmtime::{Caller, Linker};

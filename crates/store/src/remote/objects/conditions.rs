@@ -86,8 +86,8 @@ impl Objects {
         lock().map_err(|e| SaveError::io(path, e).into())
     }
 
-    /// Refuses a manifest that is missing, or has missing blobs. In a directory, the collection of a
-    /// local store removes them until they have a name; it holds the lock of the names.
+    /// Refuses a manifest that is missing, or has missing blobs. In a directory, the collection of
+    /// a local store removes them until they have a name; it holds the lock of the names.
     pub(super) async fn check_blobs(&self, id: Sha256, manifest: &[u8]) -> Result<(), RemoteError> {
         let parsed = Manifest::parse(manifest)?;
         let mut all = vec![(id, manifest.len() as u64)];
