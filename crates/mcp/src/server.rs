@@ -253,7 +253,9 @@ impl ServerHandler for Server {
         _: RequestContext<RoleServer>,
     ) -> Result<ListResourceTemplatesResult, ErrorData> {
         let files = ResourceTemplate::new(format!("{SCHEME}{{sandbox}}/{{+path}}"), "file")
-            .with_description("A file of a sandbox, by its absolute path, up to 1 MiB.");
+            .with_description(
+                "A file of a sandbox, by its absolute path with `%` as `%25`, up to 1 MiB.",
+            );
         Ok(ListResourceTemplatesResult::with_all_items(vec![files]))
     }
 

@@ -40,10 +40,11 @@ impl Store {
     /// [`SaveError::Kept`] where a fleet names snapshots of the directory; a damaged manifest or an
     /// I/O error. Reachable blobs are never removed.
     pub fn gc(&self) -> Result<CollectionReport, SaveError> {
-        self.check_keepers()?;
         let _locks = self.lock_all_blobs()?;
         // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.
         let _index = self.lock_index()?;
+        // Behind the locks, because a fleet may begin during the wait for them.
+        self.check_keepers()?;
         // A writer that died may have replaced `index.json` without a sync. After a power failure
         // the one before would name blobs that are removed here.
         sync_dir(self.root()).map_err(|e| SaveError::io(self.root(), e))?;

@@ -29,8 +29,16 @@ pub(crate) struct RemovedTurns {
     pub(crate) bytes: u64,
 }
 
-/// Removes the turns of the journal `dir`, unless one of them is young: that keeps the others.
+/// Removes the turns of the journal `dir`, unless one of them is young: that keeps the others. A
+/// collection through a `file://` address may remove them at the same time.
 pub(crate) fn remove_old_turns(dir: &Path) -> io::Result<RemovedTurns> {
+    match remove_present(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(RemovedTurns::default()),
+        removed => removed,
+    }
+}
+
+fn remove_present(dir: &Path) -> io::Result<RemovedTurns> {
     let now = SystemTime::now();
     // A time in the future is young.
     let is_old = |meta: &Metadata| {
@@ -136,6 +144,8 @@ mod tests {
         assert_eq!(remove_old_turns(&dir).unwrap(), RemovedTurns::default());
         age(&dir.join("00000001"));
         assert_eq!(remove_old_turns(&dir).unwrap(), RemovedTurns { files: 2, bytes: 20 });
+        // Another collection has removed them.
+        assert_eq!(remove_old_turns(&dir).unwrap(), RemovedTurns::default());
         assert!(!dir.exists());
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Warm {
     pub(crate) guest: Guest,
     /// How saved states of it are opened.
     pub(crate) options: Options,
+    /// Options for saved states of other templates, without the grants of this one.
+    ungranted: Options,
     /// The name of its state in the store.
     pub(crate) tag: String,
     /// The digest of its manifest, on which the hosts of a fleet agree.
@@ -206,6 +208,16 @@ pub(crate) fn template_tag(name: &str) -> String {
     format!("template-{name}")
 }
 
+/// The template without grants.
+fn ungranted(template: &Template) -> Template {
+    Template {
+        dirs: Vec::new(),
+        #[cfg(linux_guests)]
+        net: Vec::new(),
+        ..template.clone()
+    }
+}
+
 impl Warm {
     /// Whether its guest and library are those that it was opened with. They count as unchanged
     /// where a registry or a store does not answer.
@@ -225,25 +237,19 @@ impl Warm {
     }
 
     /// The same template for states of another one, without the grants that were not for these.
-    pub(crate) fn without_grants(&self, config: &SandboxConfig) -> Result<Self, afresh::Cause> {
-        let own = Template {
-            dirs: Vec::new(),
-            #[cfg(linux_guests)]
-            net: Vec::new(),
-            ..self.config.clone()
-        };
-        let options = TemplateOptions::new(config, &own, self.language)?.saved;
-        Ok(Self {
-            config: own,
+    pub(crate) fn without_grants(&self) -> Self {
+        Self {
+            config: ungranted(&self.config),
             language: self.language,
             guest: self.guest.clone(),
-            options,
+            options: self.ungranted.clone(),
+            ungranted: self.ungranted.clone(),
             tag: self.tag.clone(),
             digest: self.digest.clone(),
             blobs: self.blobs.clone(),
             // No sandbox began in it.
             identity: String::new(),
-        })
+        }
     }
 
     /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save
@@ -324,11 +330,17 @@ impl Warm {
                 tracing::warn!(%error, "the source of a template is not kept for the next start");
             }
         }
+        // Only Linux programs have grants.
+        let ungranted = match template.linux {
+            true => TemplateOptions::of_program(config, &ungranted(template), language)?.saved,
+            false => opening.saved.clone(),
+        };
         Ok(Self {
             config: template.clone(),
             language,
             guest,
             options: opening.saved,
+            ungranted,
             tag,
             digest,
             blobs,

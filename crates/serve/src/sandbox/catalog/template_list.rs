@@ -12,7 +12,6 @@ use hyper::StatusCode;
 
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
-use crate::failure::internal;
 use crate::lock::lock;
 use crate::sandbox::catalog::template::{Warm, template_tag};
 use crate::sandbox::config::{SandboxConfig, Template};
@@ -31,6 +30,8 @@ const DEFAULT_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-i
 pub(crate) struct TemplateList {
     /// At least one.
     current: RwLock<Arc<[Arc<Warm>]>>,
+    /// The first without grants, once a state of a removed template needs it.
+    ungranted: Mutex<Option<Arc<Warm>>>,
     /// Replaced templates that sandboxes may have, closed images, and the names of their states.
     replaced: Mutex<Vec<(Weak<Warm>, String)>>,
     /// Reloads that opened templates.
@@ -41,6 +42,7 @@ impl TemplateList {
     pub(crate) fn new(templates: Vec<Arc<Warm>>) -> Self {
         Self {
             current: RwLock::new(templates.into()),
+            ungranted: Mutex::default(),
             replaced: Mutex::default(),
             reloads: AtomicU64::new(0),
         }
@@ -61,12 +63,22 @@ impl TemplateList {
         self.all().iter().find(|template| template.config.name == name).cloned()
     }
 
+    /// The first without its grants, the same until a reload.
+    fn ungranted(&self) -> Arc<Warm> {
+        // Held over the look at the first, so a reload clears the one of before.
+        let mut ungranted = lock(&self.ungranted);
+        let make = || Arc::new(self.all()[0].without_grants());
+        ungranted.get_or_insert_with(make).clone()
+    }
+
     /// Exchanges the templates. Returns those of before.
     fn replace(&self, templates: Vec<Arc<Warm>>) -> Arc<[Arc<Warm>]> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *current, templates.into());
         let is_current = |tag: &str| current.iter().any(|warm| warm.tag == tag);
         before.iter().filter(|warm| !is_current(&warm.tag)).for_each(|warm| self.retire(warm));
+        drop(current);
+        lock(&self.ungranted).take();
         before
     }
 
@@ -100,7 +112,7 @@ impl Sandboxes {
             return Ok((named, None));
         }
         match self.snapshot(tenant, name).await? {
-            Some(known) => Ok((self.template_of_state(&known.record.template)?, Some(known))),
+            Some(known) => Ok((self.template_of_state(&known.record.template), Some(known))),
             None => Ok((self.default_template(name)?, None)),
         }
     }
@@ -134,24 +146,21 @@ impl Sandboxes {
         Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
     }
 
-    /// The present template of this name, or the first where the configuration has it no more.
+    /// The present template of this name. If the configuration has none, the first without its `net`
+    /// and `dirs`, because a guest reaches nothing that its own template did not grant.
     pub(crate) fn template(&self, name: &str) -> Arc<Warm> {
-        self.templates.named(name).unwrap_or_else(|| self.templates.all()[0].clone())
+        self.templates.named(name).unwrap_or_else(|| self.templates.ungranted())
     }
 
-    /// The template whose options a saved state has: the present one of this name. Where the
-    /// configuration has it no more, it is the first without its `net` and `dirs`, because a guest
-    /// reaches nothing that its own template did not grant.
-    pub(crate) fn template_of_state(&self, name: &str) -> Result<Arc<Warm>, ErrorResponse> {
-        if let Some(named) = self.templates.named(name) {
-            return Ok(named);
+    /// As [`Sandboxes::template`], for a saved state that is opened now.
+    pub(crate) fn template_of_state(&self, name: &str) -> Arc<Warm> {
+        if !self.has_template(name) {
+            tracing::warn!(
+                template = name,
+                "the configuration has no template of this name: a saved state gets no `net` and `dirs`"
+            );
         }
-        tracing::warn!(
-            template = name,
-            "a saved state has no template: it gets no `net` and `dirs`"
-        );
-        let first = self.templates.all()[0].without_grants(&self.config);
-        first.map(Arc::new).map_err(|error| internal(&*error))
+        self.template(name)
     }
 
     /// The template of a sandbox.

@@ -146,7 +146,10 @@ impl Sandboxes {
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
         wanted.settings.network.accept(&warm.config)?;
-        let (name, own) = (warm.config.name.clone(), warm.clone());
+        // A state keeps the name of its template, also where that has the options of another one.
+        let of_state = snapshot.as_ref().map(|known| known.record.template.clone());
+        let (name, own) = (of_state.unwrap_or_else(|| warm.config.name.clone()), warm.clone());
+        let is_copy = snapshot.as_ref().is_some_and(|known| known.record.built.is_none());
         let base = match snapshot.as_ref().map(|known| &known.record) {
             None => Some(BaseState::template(&warm.identity)),
             Some(record) if record.built.is_some() => Some(BaseState::build(&record.id)),
@@ -171,6 +174,8 @@ impl Sandboxes {
         settings.root |= root;
         let mut sandbox = self.assemble(tenant, (name, base), settings, session, times)?;
         (sandbox.key, sandbox.warm) = (key, own.into());
+        // A snapshot of a sandbox is no state that a sandbox begins in.
+        sandbox.set_first_is_saved(is_copy && sandbox.base.is_some());
         let sandbox = Arc::new(sandbox);
         self.admit(vec![sandbox.clone()]).await?;
         if sandbox.key.is_some() {

@@ -512,11 +512,7 @@ impl Sandboxes {
     }
 
     fn open_saved(&self, sandbox: &Sandbox, deadline: Instant) -> Result<Session, ErrorResponse> {
-        let warm = match sandbox.warm.get() {
-            Some(warm) => warm.clone(),
-            None => self.template_of_state(&sandbox.template)?,
-        };
-        let warm = sandbox.warm.get_or_init(|| warm);
+        let warm = sandbox.warm.get_or_init(|| self.template_of_state(&sandbox.template));
         // The state may come from the store of a fleet: a wait for the network.
         sandbox.commands.with_turn(CpuTurn::rest);
         let began = Instant::now();

@@ -86,10 +86,11 @@ impl Sandboxes {
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
     ) -> Result<(), ErrorResponse> {
-        let base = self.find_base(sandbox).await?;
+        // Only a sandbox that came back from the store needs it.
+        let base = self.find_base(sandbox).await;
         let (this, own) = (self.clone(), sandbox.clone());
         self.with(sandbox, move |session| match own.first_is_saved() {
-            true => this.replace_session(&own, session, base),
+            true => this.replace_session(&own, session, base?),
             false => roll_back_code(&own, session),
         })
         .await

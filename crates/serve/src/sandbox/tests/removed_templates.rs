@@ -45,11 +45,26 @@ async fn a_state_of_a_removed_template_gets_no_grants_of_another_one() {
     let granted = CreateOptions { template: "granted".to_owned(), ..options(HOUR) };
     let granted = make(&all, granted).await;
     assert!(has_grants(&all.template_of(&granted)));
+    let kept = SnapshotOptions::of_sandbox(&made, Vec::new());
+    let copy = all.keep(&made, kept).await.unwrap().id;
+    let copied = make(&all, CreateOptions { template: copy, ..options(HOUR) }).await;
+    assert!(!has_grants(&all.template_of(&copied)));
+    let made_id = made.id.clone();
     for one in [&sandbox, &made] {
         all.pause(one, true).await.unwrap();
     }
     all.release();
-    drop((all, sandbox, made));
+    drop((all, sandbox, made, copied));
+
+    // A sandbox of such a state has no grants after another start either.
+    let all = open(&config).await;
+    let made = all.of(TENANT, &made_id).unwrap();
+    assert!(!has_grants(&all.template_of(&made)));
+    all.resume(&made, Some(HOUR)).await.unwrap();
+    assert!(!has_grants(&all.template_of(&made)));
+    all.pause(&made, true).await.unwrap();
+    all.release();
+    drop((all, made));
 
     // The template is back.
     config.templates.push(removed);

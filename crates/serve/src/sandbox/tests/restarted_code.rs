@@ -1,6 +1,7 @@
 //! Restarts of the only context of a guest without processes.
 
 use super::*;
+use crate::sandbox::catalog::snapshots::SnapshotOptions;
 
 const FILE: &str = "/home/user/kept";
 
@@ -66,4 +67,18 @@ async fn a_restart_that_would_drop_checkpoints_is_refused() {
     dropping.await.unwrap();
     all.restart_code(&sandbox).await.unwrap();
     assert_eq!(log(&all, &sandbox, "00000003").await.unwrap(), "00000003");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_context_of_a_copy_has_the_code_of_the_template() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = open(&config(&dir)).await;
+    let sandbox = make(&all, options(HOUR)).await;
+    log(&all, &sandbox, "00000001").await.unwrap();
+    let kept = SnapshotOptions::of_sandbox(&sandbox, Vec::new());
+    let template = all.keep(&sandbox, kept).await.unwrap().id;
+    let copy = make(&all, CreateOptions { template, ..options(HOUR) }).await;
+    assert_eq!(log(&all, &copy, "00000002").await.unwrap(), "0000000100000002");
+    all.restart_code(&copy).await.unwrap();
+    assert_eq!(log(&all, &copy, "00000003").await.unwrap(), "00000003");
 }
