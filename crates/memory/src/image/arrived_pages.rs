@@ -94,12 +94,13 @@ mod tests {
     #[test]
     fn a_range_has_arrived_when_each_of_its_pages_has() {
         let pages = 200;
+        let step = if cfg!(miri) { 21 } else { 1 };
         for hole in [0, 1, 63, 64, 65, 127, 128, 150, 199] {
             let arrived = ArrivedPages::new(pages, vec![PageRange::new(0, pages)]);
             arrived.mark(PageRange::new(0, hole));
             arrived.mark(PageRange::new(hole + 1, pages - hole - 1));
-            for start in 0..pages {
-                for len in 0..=pages - start {
+            for start in (0..pages).step_by(step) {
+                for len in (0..=pages - start).step_by(step) {
                     let expected = !(start..start + len).contains(&hole);
                     let range = PageRange::new(start, len);
                     assert_eq!(arrived.has_all(range), expected, "{range:?} without {hole}");

@@ -146,8 +146,8 @@ impl Sandboxes {
         Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
     }
 
-    /// The present template of this name. If the configuration has none, the first without its `net`
-    /// and `dirs`, because a guest reaches nothing that its own template did not grant.
+    /// The present template of this name. If the configuration has none, the first without its
+    /// `net` and `dirs`, because a guest reaches nothing that its own template did not grant.
     pub(crate) fn template(&self, name: &str) -> Arc<Warm> {
         self.templates.named(name).unwrap_or_else(|| self.templates.ungranted())
     }
