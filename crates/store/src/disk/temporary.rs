@@ -84,16 +84,23 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// A temporary file in `dir` with these bytes, durable except for its name. Readers of `readable`
+/// may read it.
+pub(crate) fn write_synced(dir: &Path, bytes: &[u8], readable: &Path) -> io::Result<NamedTempFile> {
+    let mut file = create_in(dir)?;
+    point();
+    file.write_all(bytes)?;
+    set_mode(file.as_file(), 0o200 | readers(readable))?;
+    point();
+    file.as_file().sync_all()?;
+    synced(file.as_file());
+    Ok(file)
+}
+
 /// Replaces the file at `path`, which those read who may read `dir`.
 pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), SaveError> {
     (|| {
-        let mut file = create_in(parent(path))?;
-        point();
-        file.write_all(bytes)?;
-        set_mode(file.as_file(), 0o200 | readers(dir))?;
-        point();
-        file.as_file().sync_all()?;
-        synced(file.as_file());
+        let file = write_synced(parent(path), bytes, dir)?;
         // After the rename it could fail for lack of descriptors.
         let names = open_dir(parent(path))?;
         point();

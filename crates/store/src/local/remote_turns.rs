@@ -6,16 +6,15 @@
 //! and appends without a look for the name of its session.
 
 use std::fs::{self, Metadata};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use afresh_sys::crash::{point, synced};
+use afresh_sys::crash::point;
 
 use crate::Sha256;
-use crate::disk::os::set_mode;
-use crate::disk::temporary::{create_in, parent, readers, sync_dir};
-use crate::turn::{CLOSING_LEN, closing_frame};
+use crate::disk::temporary::{parent, sync_dir, write_synced};
+use crate::turn::{CLOSING_LEN, closing_frame, turn_name};
 
 /// The least age at which turns are removed when no name leads to them.
 pub(crate) const TURN_GRACE: Duration = Duration::from_secs(48 * 3600);
@@ -69,18 +68,12 @@ pub(crate) fn close_turns(dir: &Path, base: Sha256, blobs: &Path) -> io::Result<
     fs::create_dir_all(dir)?;
     for _ in 0..ATTEMPTS {
         let turns = count_turns(dir)?;
-        let path = |number: usize| dir.join(format!("{number:08}"));
+        let path = |number: usize| dir.join(turn_name(number));
         let last = turns.checked_sub(1).map(|last| fs::metadata(path(last))).transpose()?;
         if last.is_some_and(|last| last.len() == CLOSING_LEN) {
             return Ok(());
         }
-        let mut frame = create_in(parent(dir))?;
-        point();
-        frame.write_all(&closing_frame(&base, turns))?;
-        set_mode(frame.as_file(), 0o200 | readers(blobs))?;
-        point();
-        frame.as_file().sync_all()?;
-        synced(frame.as_file());
+        let frame = write_synced(parent(dir), &closing_frame(&base, turns), blobs)?;
         point();
         match frame.persist_noclobber(path(turns)) {
             Ok(_) => return sync_dir(dir).and_then(|()| sync_dir(parent(dir))),

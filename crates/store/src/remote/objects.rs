@@ -38,6 +38,7 @@ use crate::format::layout::{IndexJson, resolve_in, tags_of};
 use crate::format::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
 use crate::local::naming::ExpectedName;
 use crate::local::store::{INDEX_LOCK, check_name};
+use crate::turn::turn_name;
 use crate::{OpenError, SaveError, Sha256, Tag, TurnError};
 
 /// Bytes in one part of a large upload; S3 wants at least 5 MiB.
@@ -107,9 +108,8 @@ impl Objects {
         name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
-    /// Numbers have as many digits, so that names are in their order.
     fn turn_path(&self, journal: &str, number: usize) -> Path {
-        self.path(&format!("{JOURNALS}/{journal}/{number:08}"))
+        self.path(&format!("{JOURNALS}/{journal}/{}", turn_name(number)))
     }
 
     fn blob_path(&self, digest: Sha256) -> Path {

@@ -46,3 +46,9 @@ pub(crate) fn closing(base: &Sha256, number: usize) -> Vec<u8> {
     let head = head(base, number, 0, CLOSING);
     [&head[..], &check(base, number, &head)].concat()
 }
+
+/// The name of the file or object of turn `number`, in a journal that has one for each. All have as
+/// many digits, so names are in the order of turns.
+pub(crate) fn turn_name(number: usize) -> String {
+    format!("{number:08}")
+}

@@ -13,7 +13,7 @@
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use afresh_sys::crash::{point, synced};
@@ -28,8 +28,8 @@ use super::remote_journal::{RemoteJournal, UnansweredTurn};
 use super::space::check_parent;
 use super::{ChainCost, Head, Space, Turn, TurnError};
 use crate::blobs::file::read_bounded;
-use crate::disk::os::{FileExt, open_regular, set_mode};
-use crate::disk::temporary::{create_in, new_dir, readers, sync_dir};
+use crate::disk::os::{FileExt, open_regular};
+use crate::disk::temporary::{new_dir, sync_dir, write_synced};
 use crate::format::blob::BytesBlob;
 use crate::format::descriptor::JOURNALS;
 use crate::format::digest::to_hex;
@@ -264,14 +264,7 @@ impl Journal {
         let path = dir.join(id);
         let io = |e| SaveError::io(&path, e);
         new_dir(&dir).map_err(io)?;
-        let mut file = create_in(&dir).map_err(io)?;
-        point();
-        file.write_all(&header(base)).map_err(io)?;
-        let mode = 0o200 | readers(blobs);
-        set_mode(file.as_file(), mode).map_err(io)?;
-        point();
-        file.as_file().sync_all().map_err(io)?;
-        synced(file.as_file());
+        let file = write_synced(&dir, &header(base), blobs).map_err(io)?;
         point();
         let file = file.persist_noclobber(&path).map_err(|e| io(e.error))?;
         sync_dir(&dir).and_then(|()| sync_dir(root)).map_err(io)?;

@@ -33,7 +33,7 @@ pub(crate) use body::Step;
 use body::{Shape, Steps};
 pub use build::TurnBuilder;
 pub(crate) use cost::ChainCost;
-pub(crate) use frame::{CLOSING_LEN, closing as closing_frame};
+pub(crate) use frame::{CLOSING_LEN, closing as closing_frame, turn_name};
 #[cfg(feature = "remote")]
 pub(crate) use journal::{HEADER as JOURNAL_HEADER, MAX_JOURNAL};
 pub use journal::{Journal, Signer};

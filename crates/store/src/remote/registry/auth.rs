@@ -215,6 +215,7 @@ mod tests {
             assert_eq!(parse(odd), None, "{odd}");
         }
     }
+
     /// Answers one request with a redirection to `to`.
     fn redirect_once(server: &TcpListener, to: SocketAddr) {
         let (mut stream, _) = server.accept().unwrap();
